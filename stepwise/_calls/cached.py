@@ -11,11 +11,13 @@ The class of a cached call is chosen when its step is decorated, as that of a li
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from stepwise._calls.call import Performance, record_outcome
 from stepwise._calls.driver import Core, Result
+from stepwise._calls.recording import RecordingCall, record_arguments
 from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Origin
@@ -44,10 +46,10 @@ class Lookup:
         name: of the step.
         key: all that distinguishes the call.
         age: the highest age of an answer, in seconds.
-        run: the outermost run, if its equal calls are several answers.  The n-th one is answered by
-            the n-th one of another run, and never by an answer of the run itself: whoever asks a
-            model again wants another answer.
-        made_by: the id of the outermost run, if ``run`` is ``None``.
+        run: the outermost run, if its equal calls are several answers: the n-th one is answered by
+            the n-th one of another run.
+        made_by: the id of the outermost run, whose own results never answer: whoever makes a call
+            again wants another result.
 
     Attributes:
         entry: the answer, or ``None``.
@@ -63,7 +65,10 @@ class Lookup:
         while True:
             self.number = self._next()
             self.entry = cache.get(name, self._place, age)
-            if run is None or self.entry is None or self.entry.run != run.run_id:
+            if self.entry is None or self.entry.run != made_by or not made_by:
+                return
+            if run is None:
+                self.entry = None
                 return
 
     @property
@@ -93,8 +98,7 @@ class Lookup:
             awaited: see :class:`.records.Outcome`.
             encoded: the value.
         """
-        run, (data, form) = self._run.run_id if self._run is not None else "", encoded
-        entry = CacheEntry(self._made_by or run, time.time(), *cost, awaited, form, data)
+        entry = CacheEntry(self._made_by, time.time(), *cost, awaited, encoded.form, encoded.data)
         self._cache.put(self._name, self._place, entry, self._age)
 
 
@@ -111,19 +115,25 @@ def look_up(
     cache: settings.Cache,
     name: str,
     key: str,
-    run: ActiveRun | None,
-    made_by: str = "",
+    root: ActiveRun | None,
+    *,
+    several: bool,
 ) -> Lookup | None:
-    """Look for the answer to a call; ``None`` if the cache is off; see :class:`Lookup`."""
+    """Look for the answer to a call; ``None`` if the cache is off; see :class:`Lookup`.
+
+    Args:
+        root: the outermost run; ``None`` outside of runs.
+        several: whether equal calls of a run are several answers.
+    """
     age = settings.cache_age(cache)
     found = cache_of(*place) if age is not None and settings.cache_size() else None
     if found is None or age is None:
         return None
-    return Lookup(found, name, key, age, run, made_by)
+    return Lookup(found, name, key, age, root if several else None, root.run_id if root else "")
 
 
-class Cached(Performance):
-    """One call of a step with ``cache=``.
+class _Cached:
+    """One call of a step with ``cache=``, mixed into the class of its calls.
 
     Attributes:
         ended: the record of the call's outcome, with its payload.
@@ -132,24 +142,28 @@ class Cached(Performance):
     """
 
     performer: Any
+    scope: Any
+    identity: Any
+    bound: Mapping[str, Any]
     ended: Any = None
     cost = 0.0, 0.0
     changed = False
 
     def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
         """Answer the call from the cache, or make it, and record its outcome."""
-        lookup = None if call.effect else self._look_up()
+        lookup, kind = None if call.effect else self._look_up(), cast("Any", super())
         if lookup is None:
-            return (yield from super().conduct(call, origin, match))
+            made: Result = yield from kind.conduct(call, origin, match)
+            return made
         kept = False
         try:
             if lookup.entry is not None:
-                answer = yield from self._answered(lookup.entry, call, origin)
+                answer: Result | None = yield from self._answered(lookup.entry, call, origin)
                 if answer is not None:
                     kept = True
                     return answer
             said = self._said()
-            result = yield from super().conduct(call, origin, match)
+            result: Result = yield from kind.conduct(call, origin, match)
             kept = result.error is None and self._keep(lookup, result, said)
             return result
         finally:
@@ -165,8 +179,8 @@ class Cached(Performance):
         if not key:
             _tell_untold(performer.what, why)
             return None
-        again = root if performer.says_again else None
-        return look_up(place_of(self.scope), cache, performer.name, key, again, root.run_id)
+        place, several = place_of(self.scope), performer.says_again
+        return look_up(place, cache, performer.name, key, root, several=several)
 
     def _answered(self, entry: CacheEntry, call: Call, origin: Origin) -> Core:
         """Record the answer of the cache; return ``None`` in its place if it cannot be loaded."""
@@ -175,7 +189,10 @@ class Cached(Performance):
             value = active.codec.decode(bytes(entry.payload), entry.form, performer.returns)
         except UnreadableValueError:
             return None  # type: ignore[return-value]
-        self.takes_off(call)
+        made = cast("Any", self)
+        if isinstance(self, RecordingCall):
+            record_arguments(self, call)
+        made.takes_off(call)
         try:
             inner = Scope(active, call, (*scope.around, call.number), 0, [], scope.branch, scope)
             value = performer.from_cache(value, self.bound, inner)
@@ -191,10 +208,10 @@ class Cached(Performance):
             )
             return Result(value, awaited=entry.awaited)
         finally:
-            self.landed(call)
+            made.landed(call)
 
     def _completed(self, call: Call, value: object, inner: Scope, tries: Any) -> Any:
-        self.ended = super()._completed(call, value, inner, tries)
+        self.ended = cast("Any", super())._completed(call, value, inner, tries)
         account = self.scope.run.account
         usd, tokens = amounts_of_usage(self.ended[0].usage)
         spent, saved = account.open.get(call.number), account.cached.get(call.number, {})
@@ -206,7 +223,7 @@ class Cached(Performance):
         return self.ended
 
     def _changes(self, call: Call, value: object = None) -> Any:
-        found = super()._changes(call, value)
+        found = cast("Any", super())._changes(call, value)
         self.changed = found is not None
         return found
 
@@ -254,8 +271,7 @@ def _tell_untold(what: str, why: str) -> None:
 def cached(kind: type[Performance]) -> type[Performance]:
     """Return the class of cached calls that are otherwise calls of this class."""
     if kind not in _classes:
-        bases = (Cached,) if kind is Performance else (kind, Cached)
-        _classes[kind] = type(f"Cached{kind.__name__}", bases, {})
+        _classes[kind] = type(f"Cached{kind.__name__}", (_Cached, kind), {})
     return _classes[kind]
 
 

@@ -106,9 +106,9 @@ class Spent:
         told = amounts_text(vars(self))
         saved = amounts_text({**(self.saved or {}), "seconds": 0})
         told = f"at least {told}" if self.at_least else told
-        told = f"{told}; resuming saved {saved}" if saved else told
         cached = amounts_text(self.cached or {})
-        return f"{told}; the cache saved {cached}" if cached else told
+        more = [f"resuming saved {saved}" * bool(saved), f"the cache saved {cached}" * bool(cached)]
+        return "; ".join(filter(None, [told, *more]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain data, for JSON."""

@@ -49,7 +49,8 @@ class SentRequest:
         place, secrets = place_of(scope), scope.run.secrets if scope is not None else NO_SECRETS
         step, arguments = exchange.step(), exchange.arguments(place[1].tag, secrets)
         key = step.parameters.digest(step.parameters.bind((), arguments), ((), arguments))
-        return look_up(place, exchange.cache, step.name, key, scope.run.root if scope else None)
+        root = scope.run.root if scope is not None else None
+        return look_up(place, exchange.cache, step.name, key, root, several=True)
 
     def answer(self) -> Any:
         """Return the response from the cache, or ``None``."""

@@ -1,6 +1,7 @@
 """``@step(cache=...)``: calls that results of other runs answer."""
 
 import asyncio
+import math
 import os
 import pathlib
 import sqlite3
@@ -13,8 +14,10 @@ import pytest
 from harness import python
 
 import stepwise
-from stepwise import ConfigurationError, spend, step, tool, workflow
+from stepwise import ConfigurationError, Limit, spend, step, tool, workflow
+from stepwise._execution import turns
 from stepwise._journal import cache as caches
+from stepwise._journal.seal import load_seal
 from stepwise._runs.cache import cache_facts, clear_cache
 from stepwise.stores import open_store
 
@@ -135,6 +138,40 @@ def test_a_resumed_run_needs_no_cache():
     assert done() == ["ask"]
 
 
+def test_a_run_is_not_answered_by_its_own_results():
+    """A step that is forgotten is made: whoever makes a call again wants another result."""
+
+    @step(cache=DAY)
+    def ask():
+        did("ask")
+        return len(done())
+
+    @workflow
+    def flow():
+        if (value := ask()) < 3:
+            raise ValueError(value)
+        return value
+
+    for number in (1, 2):
+        with pytest.raises(ValueError, match=f"{number}"):
+            flow.options(run_id="one")()
+        stepwise.get_run("one").forget("ask")
+    assert flow.options(run_id="one")() == 3
+    assert flow.options(run_id="two")() == 3
+    assert len(done()) == 3
+
+
+def test_a_server_s_cache_is_local(place, monkeypatch):
+    """A store on a server has its cache in the home of each machine."""
+    monkeypatch.setenv("STEPWISE_HOME", f"{place}/home")
+    store = SimpleNamespace(persistent=True, url="postgresql://server/runs")
+    cache = caches.cache_of(store, load_seal())
+    entry = caches.CacheEntry("one", 1.0, 0.0, 0.0, 0, "", None, b"value")
+    cache.put("ask", "key", entry, math.inf)
+    assert cache.get("ask", "key", math.inf) == entry
+    assert len([*(place / "home" / "caches").iterdir()]) == 1
+
+
 def test_coroutines_methods_and_retries():
     """Coroutine steps and methods are answered, and attempts that failed leave nothing behind."""
 
@@ -238,6 +275,24 @@ def test_what_makes_other_calls_or_speaks_is_not_answered():
     _, _, run = twice(flow)
     assert done() == ["send", "inner"] * 2
     assert [each.value for each in run.stream()][:-1] == ["hello"]
+
+
+def test_with_a_limit_and_recorded_arguments():
+    """An answered call takes nothing of a limit; its arguments are recorded, as others' are."""
+
+    @step(cache=DAY, limit=Limit("api", requests=1, per=3600), record_arguments=True)
+    def ask(question):
+        did("ask")
+        return question
+
+    @workflow
+    def flow():
+        return ask("x")
+
+    _, _, run = twice(flow)
+    assert done() == ["ask"]
+    assert run.steps[0].inputs == {"question": "x"}
+    turns.settle()
 
 
 def test_side_effects_are_refused():
