@@ -225,6 +225,23 @@ def test_what_a_call_changes_is_not_answered():
     assert not any(each.cached for each in run.steps)
 
 
+@pytest.mark.filterwarnings("ignore::stepwise.ArgumentMutatedWarning")
+def test_a_change_that_cannot_be_recorded_is_not_answered():
+    """A call that changes an argument in a way that no record can repeat is made in each run."""
+
+    @step(cache=DAY)
+    def lock(items):
+        items.append(threading.Lock())
+        return len(items)
+
+    @workflow
+    def flow():
+        items = []
+        return lock(items), len(items)
+
+    assert twice(flow)[:2] == ((1, 1), (1, 1))
+
+
 def test_what_shares_objects_is_not_answered():
     """A result that is an object which the caller has is made: a copy would hide later changes."""
 

@@ -1132,7 +1132,7 @@ _CACHE = [
         "_calls/cached.py",
         "if self.ended is None or self.changed:",
         "if self.ended is None:",
-        "test_cached.py::test_what_a_call_changes_is_not_answered",
+        "test_cached.py::test_a_change_that_cannot_be_recorded_is_not_answered",
     ),
     _mutant(
         "a step in which a tool acted is answered",
