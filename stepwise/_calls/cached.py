@@ -10,8 +10,10 @@ The class of a cached call is chosen when its step is decorated, as that of a li
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import FunctionType, ModuleType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -30,10 +32,12 @@ from stepwise._matching.pool import Match
 from stepwise._runtime import settings
 from stepwise._runtime.messages import Once, notice, reports
 from stepwise._values.codec import JSON, Encoded
-from stepwise._values.trees import changes, walk
+from stepwise._values.trees import ATOMS, changes, walk
 from stepwise.errors import UnreadableValueError
 from stepwise.stores import Store, open_store
 
+_CODE = (type, FunctionType, ModuleType)
+_MOST = 100_000  # objects of a result that are looked at
 _is_first = Once()
 _taken: WeakKeyDictionary[ActiveRun, dict[str, set[int]]] = WeakKeyDictionary()
 
@@ -259,7 +263,25 @@ def _holds(held: Held | None, value: object) -> bool:
     if held is None or held.snapshot is None:
         return False
     tree = walk(value)
-    return tree is None or any(held.holds(node) for node in tree.nodes if changes(node))
+    nodes = tree.nodes if tree is not None else _reached(value)
+    return nodes is None or any(held.holds(node) for node in nodes if changes(node))
+
+
+def _reached(value: object) -> Sequence[object] | None:
+    """Return all objects that a value holds; ``None`` if there may be others.
+
+    Arrays are views of memory that other objects may have, too.
+    """
+    found, waiting = {id(value): value}, [value]
+    while waiting:
+        for each in gc.get_referents(waiting.pop()):
+            if type(each) in ATOMS or isinstance(each, _CODE) or id(each) in found:
+                continue
+            if hasattr(type(each), "__array__") or len(found) > _MOST:
+                return None
+            found[id(each)] = each
+            waiting.append(each)
+    return [*found.values()]
 
 
 @reports

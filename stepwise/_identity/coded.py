@@ -59,21 +59,31 @@ class _Coded(Lenient):
         if code in self._told:
             return self._told[code]
         self._told[code] = [string(code.id)]  # for the values that hold objects with this code
-        unknown, values = len(self.unknown), {}
-        for variable, space in code.values:
-            value = space.get(variable)
-            if type(value) in ATOMS or not is_foreign(type(value)) or type(value) in _DATA:
-                values[f"{space.get('__name__')}.{variable}"] = value
+        unknown = len(self.unknown)
+        values = {f"{space.get('__name__')}.{name}": space.get(name) for name, space in code.values}
+        for held, space, value, _ in code.held:
+            if isinstance(value, type) and not is_foreign(value):
+                values[f"{space.get('__name__')}.{held}"] = _constants(value)
         self._told[code] = [string(code.id), self.dict_(values)]
         del self.unknown[unknown:]  # a client in a module counts by its class
         return self._told[code]
 
     def _methods(self, cls: type) -> list[bytes]:
         if cls not in self._told:
-            own = [base for base in cls.__mro__ if not is_foreign(base)]
-            told = [self.told(code_of(base), base.__qualname__) for base in own]
-            self._told[cls] = [each for encoded in told for each in encoded]
+            self._told[cls] = []  # for constants that hold objects of the class
+            told: list[bytes] = []
+            for base in cls.__mro__:
+                if not is_foreign(base):
+                    told += self.told(code_of(base), base.__qualname__)
+                    told.append(self.dict_(_constants(base)))
+            self._told[cls] = told
         return self._told[cls]
+
+
+def _constants(cls: type) -> dict[str, Any]:
+    """Return the data that are attributes of a class."""
+    held = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+    return {name: value for name, value in held.items() if type(value) in (*ATOMS, *_DATA)}
 
 
 _DATA = (list, tuple, dict, set, frozenset)
@@ -95,5 +105,6 @@ def key_of_values(
     encoded = join(b"V", [*told, encoder.whole_of(dict(values))])
     if encoder.unknown:
         cls = type(encoder.unknown[0]).__qualname__
-        return "", f"a {cls} among its arguments or captured values has no digest"
+        way = "name it in ignore=, or declare its fields with stepwise.identity()"
+        return "", f"a {cls} among its arguments or captured values has no digest: {way}"
     return ("", encoder.untold) if encoder.untold else (encoded.hex(), "")
