@@ -302,29 +302,22 @@ class Step(Performer):
     @property
     def _recording(self) -> type[Performance]:
         """The class of the calls that record their arguments."""
-        if self.cache is not None:
-            from stepwise._calls.cached import cached as with_cache
+        from stepwise._calls.recording import RecordingCall  # on use: few ask for it
 
-            return with_cache(self._recording_uncached)
-        return self._recording_uncached
-
-    @property
-    def _recording_uncached(self) -> type[Performance]:
-        if self.limit is not None:
-            from stepwise._calls.limited import limited
-
-            return limited(self._recording_unlimited)
-        return self._recording_unlimited
-
-    @property
-    def _recording_unlimited(self) -> type[Performance]:
+        kind: type[Performance] = RecordingCall
         if self.approve:
             from stepwise._calls.approvals import RecordingApprovedCall
 
-            return RecordingApprovedCall
-        from stepwise._calls.recording import RecordingCall  # on use: few ask for it
+            kind = RecordingApprovedCall
+        if self.limit is not None:
+            from stepwise._calls.limited import limited
 
-        return RecordingCall
+            kind = limited(kind)
+        if self.cache is not None:
+            from stepwise._calls.cached import cached as with_cache
+
+            kind = with_cache(kind)
+        return kind
 
     def limit_calls(self, limit: Limit) -> None:
         """Let the calls wait for a limit."""
