@@ -40,6 +40,7 @@ from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import caller, fold, reports, warn
 from stepwise._runtime.retries import Attempts, Backoff, RetryOn
+from stepwise._runtime.settings import Cache
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
 from stepwise._values.preview import Redact
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from stepwise._calls.doubt import CompletedCall, InDoubt
     from stepwise._calls.limited import Limit
     from stepwise._calls.refusals import LeftOfLimit
-    from stepwise._runtime.settings import Cache
 
 
 # -- caches ---------------------------------------------------------------------------------------

@@ -47,14 +47,12 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Union
+from datetime import timedelta
+from typing import Any, Literal, Union
 
 from stepwise.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-Cache = Union[Literal["dev"], "timedelta", None]
+Cache = Union[Literal["dev"], timedelta, None]
 """Which results answer equal calls of other runs: those of development, or up to an age."""
 ClassFields = Mapping[Any, "str | Iterable[str]"]
 FieldNames = Mapping[str, tuple[str, ...]]
