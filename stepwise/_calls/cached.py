@@ -198,7 +198,7 @@ class _Cached:
             record_arguments(self, call)
         made.takes_off(call)
         try:
-            inner = Scope(active, call, (*scope.around, call.number), 0, [], scope.branch, scope)
+            inner = Scope(active, call, (*scope.around, call.number), 0, scope.branch, scope)
             value = performer.from_cache(value, self.bound, inner)
             looked = active.look(scope, value) if performer.hands_out else None
             record, payload = self._completed(call, value, inner, ())

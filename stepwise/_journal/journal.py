@@ -286,7 +286,8 @@ class Position(NamedTuple):
 
     def kept(self) -> list[Any]:
         """Return the position in a form that JSON can hold."""
-        return [self.last, (self.link or b"").hex(), self.effects, self.sums]
+        last, link, effects, sums = self
+        return [last, (link or b"").hex(), effects, sums]
 
     @classmethod
     def from_kept(cls, kept: Sequence[Any]) -> Position:
@@ -689,13 +690,14 @@ class Records(Share):
     """
 
     __slots__ = ("anchors", "durable", "end", "head", "items", "journal", "numbers")
+    numbers: list[int]
     end: Position
+    anchors: bool
 
     def __init__(
         self,
         journal: Journal,
         items: tuple[tuple[records.Record, Data], ...],
-        *,
         durable: bool,
         head: records.RunFacts | None = None,
         future: Any = None,
@@ -705,8 +707,6 @@ class Records(Share):
         self.items = items
         self.durable = durable
         self.head = head
-        self.numbers: list[int] = []
-        self.anchors = False
 
     def join(self, commits: Commits) -> None:
         """Seal the records after the last sealed record, and queue the share in that order."""
@@ -817,7 +817,7 @@ class Journal:
                 run's durability.
             head: the facts for the run's new head.
         """
-        share = Records(self, items, durable=durable, head=head)
+        share = Records(self, items, durable, head)
         self._commits.write(share)
         return share.numbers
 
@@ -827,7 +827,7 @@ class Journal:
         Args:
             future: an event loop's future, resolved when the records are written or have failed.
         """
-        share = Records(self, items, durable=durable, future=future)
+        share = Records(self, items, durable, future=future)
         self._commits.submit(share)
         return share
 
@@ -854,7 +854,7 @@ class Journal:
                     Batch, (tuple(sealed), beside, (), 0, head, marked, durable and self.fsync)
                 ),
             )
-            share.numbers = [number for number, _ in sealed]
+            share.numbers = [*range(at.last + 1, end.last + 1)]
             # The anchor remembers side effects even if the store forgets them.
             share.anchors = durable and (head is not None or end.effects != at.effects)
             share.chain, share.end = chain, end

@@ -630,7 +630,7 @@ def _start(
     parent = call.parent
     callee, workflow = call.callee, call.callee.workflow
     bound, secret = callee.bound, callee.secret
-    payload, form = record_inputs(
+    payload, form, made = record_inputs(
         Codec(call.codec), workflow.function, bound, callee.method, callee.instance, secret
     )
     command, cwd = process_command(secrets.mask) if parent is None else ((), "")
@@ -649,6 +649,7 @@ def _start(
         hidden=" ".join(callee.hiding.names(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
         tags={name: secrets.mask(text) for name, text in callee.tags},
+        made=made,
     )
     facts = facts_at_start(call.run_id, started)._replace(
         label=workflow.label,

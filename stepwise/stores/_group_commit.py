@@ -230,8 +230,7 @@ class Commits:
                 return
 
     def _write_waiting(self) -> None:
-        with self._mutex:
-            shares = [share for share in self._waiting if not share.done]
+        shares = [share for share in self._waiting if not share.done]
         runs: dict[tuple[str, int], list[Share]] = {}
         for share in shares:
             if share.chain is not None and share.chain.error is not None:

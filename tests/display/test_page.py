@@ -94,7 +94,8 @@ def step_of(number, *, start=0.0, end=1.0, **facts):
     default = {
         "name": "work", "status": "completed", "arguments": "x=1", "preview": "1", "attempts": 1,
         "side_effect": False, "idempotency_key": "", "site": "", "child": "", "traceback": "",
-        "instead": 0, "why": "", "usage": {}, "cached": {}, "by": "", "failures": {}, "waited": 0.0, "tries": (),
+        "instead": 0, "why": "", "usage": {}, "by": "", "failures": {}, "waited": 0.0, "tries": (),
+        "cached": {},
     }  # fmt: skip
     ended = {"finished_at": end, "duration": None if end is None else end - start}
     entry = types.SimpleNamespace(number=number, call=None)

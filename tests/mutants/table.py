@@ -954,8 +954,8 @@ _PAGE = [
     _mutant(
         "an answered question stays in the inbox",
         "ui/_reading.py",
-        "            self._forget(run_id)",
-        "            pass",
+        "        for run_id in self._bell.look():",
+        "        for run_id in ():",
         "test_open_matters.py::test_a_question_until_it_is_answered",
     ),
     _mutant(
