@@ -36,7 +36,12 @@ class SentRequest:
         exchange: the request.
         scope: of the step whose body makes it; ``None`` outside of runs.
         asynchronous: whether an asynchronous client sends it.
+
+    Attributes:
+        is_answered: whether the cache has answered it.
     """
+
+    is_answered = False
 
     def __init__(self, exchange: Exchange, scope: Scope | None, *, asynchronous: bool) -> None:
         self._exchange, self._scope, self._asynchronous = exchange, scope, asynchronous
@@ -52,8 +57,29 @@ class SentRequest:
         root = scope.run.root if scope is not None else None
         return look_up(place, exchange.cache, step.name, key, root, several=True)
 
-    def answer(self) -> Any:
-        """Return the response from the cache, or ``None``."""
+    def send(self) -> Any:
+        """Return the response from the cache, or send the request."""
+        answer = self._answer()
+        if answer is not None:
+            return answer
+        try:
+            return self._kept(self._exchange.forward())
+        except BaseException:
+            self._failed()
+            raise
+
+    async def asend(self) -> Any:
+        """Do what :meth:`send` does, for an asynchronous client."""
+        answer = self._answer()
+        if answer is not None:
+            return answer
+        try:
+            return self._kept(await self._exchange.forward())
+        except BaseException:
+            self._failed()
+            raise
+
+    def _answer(self) -> Any:
         exchange, scope = self._exchange, self._scope
         entry = self._lookup.entry if self._lookup is not None else None
         if entry is None:
@@ -65,17 +91,17 @@ class SentRequest:
         if scope is not None and scope.call is not None:
             scope.run.account.save(scope.call.number, entry.saved)
             say_again(exchange, form, scope)
+        self.is_answered = True
         if not exchange.streamed:
             return response_from(form, exchange.request)
         read = _awaited if self._asynchronous else pieces_of
         return exchange.again(form, lambda: read(form))
 
-    def failed(self) -> None:
-        """Note that the request has no answer."""
+    def _failed(self) -> None:
         if self._lookup is not None:
             self._lookup.release()
 
-    def kept(self, response: Any) -> Any:
+    def _kept(self, response: Any) -> Any:
         """Return the response of the server, which is kept once its reader has it whole."""
         if self._lookup is None:
             return response
@@ -115,7 +141,7 @@ class SentRequest:
         whole = result is not None and result.error is None
         form = kept_answer(result.value) if result is not None and whole else None
         if form is None:
-            self.failed()
+            self._failed()
             return
         usage = usage_of_request(exchange.request, exchange.response, body_of(form))
         cost = time.time() - self._began, *amounts_of_usage(usage)

@@ -346,24 +346,18 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     if scope is not None and scope.call is None:
         request.read()
         return send(scope, Exchange(kind, request, forward, streamed=streamed))
-    sent = None  # the step is recorded, if any
-    if request_cache.cache is not None:
+    limit = limit_of(request) if known_limits else None  # the step is recorded, if any
+    if limit is not None:
+        forward = partial(send_limited, limit, forward, request, streamed=streamed)
+    if request_cache.cache is None:
+        response = forward()
+    else:
         request.read()
         exchange = Exchange(kind, request, forward, streamed=streamed)
         sent = SentRequest(exchange, scope, asynchronous=False)
-        if (answer := sent.answer()) is not None:
-            return answer
-    limit = limit_of(request) if known_limits else None
-    try:
-        if limit is not None:
-            response = send_limited(limit, forward, request, streamed=streamed)
-        else:
-            response = forward()
-    except BaseException:
-        if sent is not None:
-            sent.failed()
-        raise
-    response = sent.kept(response) if sent is not None else response
+        response = sent.send()
+        if sent.is_answered:
+            return response
     if scope is None:
         return response
     return count_spending(
@@ -382,24 +376,18 @@ async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     if scope is not None and scope.call is None:
         await request.aread()
         return await asend(scope, Exchange(kind, request, forward, streamed=streamed))
-    sent = None
-    if request_cache.cache is not None:
+    limit = limit_of(request) if known_limits else None
+    if limit is not None:
+        forward = partial(asend_limited, limit, forward, request, streamed=streamed)
+    if request_cache.cache is None:
+        response = await forward()
+    else:
         await request.aread()
         exchange = Exchange(kind, request, forward, streamed=streamed)
         sent = SentRequest(exchange, scope, asynchronous=True)
-        if (answer := sent.answer()) is not None:
-            return answer
-    limit = limit_of(request) if known_limits else None
-    try:
-        if limit is not None:
-            response = await asend_limited(limit, forward, request, streamed=streamed)
-        else:
-            response = await forward()
-    except BaseException:
-        if sent is not None:
-            sent.failed()
-        raise
-    response = sent.kept(response) if sent is not None else response
+        response = await sent.asend()
+        if sent.is_answered:
+            return response
     if scope is None:
         return response
     return count_spending(
