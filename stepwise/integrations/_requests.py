@@ -351,10 +351,17 @@ class Exchange:
         request: a request of httpx whose body has been read.
         forward: sends the request, as the client would have.
         streamed: True if the caller reads the answer.
+        cached: False if the cache must not answer, since a test does.
     """
 
     def __init__(
-        self, kind: RequestKind, request: Any, forward: Callable[[], Any], *, streamed: bool
+        self,
+        kind: RequestKind,
+        request: Any,
+        forward: Callable[[], Any],
+        *,
+        streamed: bool,
+        cached: bool = True,
     ) -> None:
         self.kind = kind
         self.request = request
@@ -372,7 +379,11 @@ class Exchange:
         self.read = read_request(request.method, str(request.url), headers, request.content)
         self.effect = kind.named and self.read.method not in kind.reads
         body = self.read.body if isinstance(self.read.body, dict) else {}
-        if not kind.named and _STATEFUL.isdisjoint(n for n, each in body.items() if each):
+        if (
+            cached
+            and not kind.named
+            and _STATEFUL.isdisjoint(n for n, each in body.items() if each)
+        ):
             self.cache = request_cache.cache
         if kind.named:
             counting = {name: headers[name] for name in _COUNTING if name in headers}

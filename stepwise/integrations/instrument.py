@@ -337,19 +337,19 @@ def _seen(client: Any, request: Any) -> tuple[RequestKind | None, Scope | None]:
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     request = _request(args, kwargs)
-    if _is_answered(client, request):
-        wrapped = _answer
+    is_test = _is_answered(client, request)
+    wrapped = _answer if is_test else wrapped
     (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
     forward = partial(wrapped, *args, **kwargs)
     if kind is None:
         return forward()
     if scope is not None and scope.call is None:
         request.read()
-        return send(scope, Exchange(kind, request, forward, streamed=streamed))
+        return send(scope, Exchange(kind, request, forward, streamed=streamed, cached=not is_test))
     limit = limit_of(request) if known_limits else None  # the step is recorded, if any
     if limit is not None:
         forward = partial(send_limited, limit, forward, request, streamed=streamed)
-    if request_cache.cache is None:
+    if request_cache.cache is None or is_test:
         response = forward()
     else:
         request.read()
@@ -367,19 +367,20 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
 
 async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     request = _request(args, kwargs)
-    if _is_answered(client, request):
-        wrapped = _aanswer
+    is_test = _is_answered(client, request)
+    wrapped = _aanswer if is_test else wrapped
     (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
     forward = partial(wrapped, *args, **kwargs)
     if kind is None:
         return await forward()
     if scope is not None and scope.call is None:
         await request.aread()
-        return await asend(scope, Exchange(kind, request, forward, streamed=streamed))
+        exchange = Exchange(kind, request, forward, streamed=streamed, cached=not is_test)
+        return await asend(scope, exchange)
     limit = limit_of(request) if known_limits else None
     if limit is not None:
         forward = partial(asend_limited, limit, forward, request, streamed=streamed)
-    if request_cache.cache is None:
+    if request_cache.cache is None or is_test:
         response = await forward()
     else:
         await request.aread()

@@ -15,6 +15,7 @@ import stepwise
 from stepwise import ConfigurationError, Limit, step, workflow
 from stepwise._execution import turns
 from stepwise.integrations._model_calls import calls_in, model_calls
+from stepwise.integrations.instrument import answering
 from stepwise.stores import open_store
 
 
@@ -230,6 +231,25 @@ def test_an_answer_takes_nothing_of_a_limit(server):
         assert fresh(agent, client, "one")[0] == ["answer 1"]
         assert said(ask(client, "two")) == "answer 2"
     turns.settle()
+
+
+def test_a_test_s_own_answers_are_not_cached(server):
+    """Where a test answers requests by a function, the cache neither answers nor learns."""
+    client = chat(server)
+    fake = Server()
+    fake.requests += [None] * 7
+
+    def answer(request, **_):
+        response = fake(request)
+        response.request = request
+        return response
+
+    with answering(answer):
+        assert fresh(agent, client, "one")[0] == ["answer 8"]
+        assert said(ask(client, "one")) == "answer 9"
+    assert fresh(agent, client, "one")[0] == ["answer 1"]
+    with answering(answer):
+        assert fresh(agent, client, "one")[0] == ["answer 10"]
 
 
 def test_an_export_has_the_requests(server):
