@@ -48,9 +48,12 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stepwise._runtime.retention import Retain
 
 Cache = Union[Literal["dev"], timedelta, None]
 """Which results answer equal calls of other runs: those of development, or up to an age."""
@@ -124,6 +127,7 @@ class _Settings:
         self.suspend_by_default = _SUSPEND_AFTER
         self.stream_limit: int | object | None = _UNSET
         self.cache_size: int | None = None
+        self.retain: Retain | None = None
 
 
 _settings = _Settings()
@@ -146,6 +150,7 @@ def configure(
     on_changed: Literal["keep", "rerun", "ask"] | None = None,
     stream_limit: int | None = _UNSET,  # type: ignore[assignment]
     cache_size: int | None = None,
+    retain: Retain | None = _UNSET,  # type: ignore[assignment]
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
 
@@ -171,6 +176,7 @@ def configure(
         on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
         stream_limit: bytes that one run may emit: more is an error; ``None``: no limit (default).
         cache_size: bytes that the cache of a store may take: 1 GB by default, 0 for no cache.
+        retain: a :class:`Retain`: what ``stepwise up`` keeps of ended runs; ``None``: all.
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -183,6 +189,7 @@ def configure(
     _settings.stream_limit = _chosen_limit(stream_limit)
     if cache_size is not None:
         _settings.cache_size = _bytes_or_none(cache_size, f"configure(cache_size={cache_size!r})")
+    _settings.retain = _checked_retention(retain)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     _settings.on_changed = _checked_policy(on_changed)
@@ -444,6 +451,22 @@ def _chosen_limit(given: Any) -> Any:
     if given is _UNSET:
         return _settings.stream_limit
     return _bytes_or_none(given, f"configure(stream_limit={given!r})")
+
+
+def _checked_retention(given: Any) -> Any:
+    if given is _UNSET:
+        return _settings.retain
+    if given is None or hasattr(given, "streams"):
+        return given
+    raise ConfigurationError(
+        f"configure(retain={given!r:.100}): write retain=stepwise.Retain(age=30 * 86400, "
+        "runs=100_000), or None"
+    )
+
+
+def retain() -> Retain | None:
+    """Return what is kept of ended runs; ``None`` for all."""
+    return _settings.retain
 
 
 def _bytes_or_none(given: Any, what: str) -> int | None:
