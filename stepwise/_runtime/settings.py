@@ -186,16 +186,20 @@ def configure(
     recorded = {"record_arguments": record_arguments, "record_locals": record_locals}
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
     _settings.suspend_after = _seconds_or_never(suspend_after)
-    _settings.stream_limit = _chosen_limit(stream_limit)
-    if cache_size is not None:
-        _settings.cache_size = _bytes_or_none(cache_size, f"configure(cache_size={cache_size!r})")
+    _set_amounts(grace, stream_limit, cache_size)
     _settings.retain = _checked_retention(retain)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     _settings.on_changed = _checked_policy(on_changed)
+    _set_names(injected, secret_names, volatile, references)
+
+
+def _set_amounts(grace: Any, stream_limit: Any, cache_size: Any) -> None:
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
-    _set_names(injected, secret_names, volatile, references)
+    _settings.stream_limit = _chosen_limit(stream_limit)
+    if cache_size is not None:
+        _settings.cache_size = _bytes_or_none(cache_size, f"configure(cache_size={cache_size!r})")
 
 
 def _set_names(
