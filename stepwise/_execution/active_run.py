@@ -1042,7 +1042,8 @@ class ActiveRun:
             self.progress.add(took if outside and not is_wait else 0.0, usage)
         if heard():
             kind = _ENDED[outcome.status]
-            self.tell(kind, call, outcome.preview, duration=took, usage=usage)
+            tries = outcome.attempts
+            self.tell(kind, call, outcome.preview, duration=took, usage=usage, attempts=tries)
         if error is not None:
             self.unwinding.failed(call.number, error)
         if frame is not None:
@@ -1091,6 +1092,7 @@ class ActiveRun:
         duration: float | None = None,
         usage: Mapping[str, Any] | None = None,
         lost: float = 0.0,
+        attempts: int = 0,
     ) -> None:
         """Notify listeners of a recorded event."""
         if not heard() or debugged.compares:
@@ -1105,6 +1107,7 @@ class ActiveRun:
             detail=detail,
             duration=duration,
             lost=lost,
+            attempts=attempts,
             executed=self.progress.executed,
             skipped=self.progress.skipped,
             usage=usage or {},
