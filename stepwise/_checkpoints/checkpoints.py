@@ -339,7 +339,7 @@ def sealed(
     run_id: str,
     loaded: Loaded,
     state: State,
-    records: Mapping[int, int],
+    records: Mapping[int, int] | Sequence[int],
     payload: bytes,
 ) -> dict[str, Data]:
     """Return a checkpoint for another run, with the chunks that it needs, by their names.

@@ -25,6 +25,7 @@ def facts_at_start(run_id: str, started: records.Started) -> records.RunFacts:
         parent=started.parent,
         forked_from=started.forked_from,
         forked_by=started.by,
+        effects=started.effects,
         secrets=started.secrets,
         hidden=started.hidden,
         created_at=started.at,
@@ -53,6 +54,14 @@ class _Derived(Projection):
 
     def on_started(self, entry: records.Entry, record: records.Started) -> None:
         self.facts = facts_at_start(self._run_id, record)
+
+    def on_branched(self, entry: records.Entry, record: records.Branched) -> None:
+        at = record.at
+        self._change(status="running", end=0, undoing=False, waits=(), error="", updated_at=at)
+        self._change(base=record.base, effects=record.effects, cancelling="", cancels=0)
+
+    def on_adopted(self, entry: records.Entry, record: records.Adopted) -> None:
+        self._change(effects=records.ADOPTED)
 
     def on_ended(self, entry: records.Entry, record: records.Ended) -> None:
         at = record.at

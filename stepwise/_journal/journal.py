@@ -35,7 +35,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from stepwise._journal import records
@@ -310,10 +310,79 @@ def read(
         ConfigurationError: the records were written with another key.
     """
     at = start or Position()
-    rows = store.read(run_id, after=at.last)
-    for number, opened, _ in verified(store, seal, run_id, rows, at):
+    rows = iter(store.read(run_id, after=at.last))
+    first = next(rows, None)
+    if first is None:
+        return
+    if first[0] > at.last + 1:
+        for shared, at in _shared(store, seal, run_id, first, at):
+            yield shared, at
+    for number, opened, _ in verified(store, seal, run_id, chain((first,), rows), at):
         entry, at = followed(at, number, opened)
         yield entry, at
+
+
+def _branched(
+    seal: Seal, run_id: str, row: tuple[int, bytes], after: int
+) -> records.Branched | None:
+    """Return the beginning of a branch, if the first row after a number is one, and not the next.
+
+    Only then rows before it are missing, so that other runs are not asked for it.
+    """
+    number, data = row
+    if number <= after + 1:
+        return None
+    try:
+        record = records.from_header(seal.open(identity(run_id, number), data).header)
+    except DamagedError:
+        return None
+    return record if isinstance(record, records.Branched) else None
+
+
+def _shared(
+    store: Store, seal: Seal, run_id: str, first: tuple[int, bytes], at: Position
+) -> Iterator[tuple[records.Entry | Lost, Position]]:
+    """Yield the records after a position that a branch shares with its base, as the branch has them.
+
+    They are verified as records of the base.  The chain goes on in the branch: its first own
+    record covers the last one that it shares.
+
+    Args:
+        first: the first own row of the run after the position.
+    """
+    branched = _branched(seal, run_id, first, at.last)
+    if branched is None:
+        return
+    for entry, following in read(store, seal, branched.base, at):
+        if entry.number >= first[0]:
+            return
+        if isinstance(entry, Lost):
+            at = following
+        else:
+            entry = records.shared_entry(entry, branched)
+            at = following._replace(sums=records.sums_after(at.sums, entry.record))
+        yield entry, at
+
+
+def rows_of(
+    store: Store, seal: Seal, run_id: str, after: int = 0
+) -> Iterator[tuple[int, bytes, str]]:
+    """Yield the rows after a number, each with the name under which it is sealed.
+
+    A branch has the rows that it shares, too.
+    """
+    rows = iter(store.read(run_id, after=after))
+    first = next(rows, None)
+    if first is None:
+        return
+    branched = _branched(seal, run_id, first, after)
+    if branched is not None:
+        for row in rows_of(store, seal, branched.base, after):
+            if row[0] >= first[0]:
+                break
+            yield row
+    for number, data in chain((first,), rows):
+        yield number, data, identity(run_id, number)
 
 
 def followed(
@@ -378,9 +447,9 @@ def read_entries(
 
 def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
     """Return whether the journal reaches this position, with the same record there."""
-    for number, data in store.read(run_id, after=at.last - 1):
+    for number, data, name in rows_of(store, seal, run_id, at.last - 1):
         try:
-            return number == at.last and seal.open(identity(run_id, number), data).link == at.link
+            return number == at.last and seal.open(name, data).link == at.link
         except DamagedError:
             return False
     return at.last == 0
@@ -395,7 +464,9 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> records.Entr
             except DamagedError:
                 break
             return records.Entry(number, records.from_header(opened.header), opened.payload)
-        break
+        branched = _branched(seal, run_id, (found, data), number - 1)
+        shared = read_one(store, seal, branched.base, number) if branched is not None else None
+        return records.shared_entry(shared, branched) if shared and branched else None
     return None
 
 
