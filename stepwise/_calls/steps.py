@@ -463,12 +463,14 @@ class Step(Performer):
         except MemoryError as error:
             doing = f"the arguments of {self.name!r} were compared with recorded ones"
             raise run.stop(stopped(doing, error)) from error
-        if run.records_arguments and self._as_run:
-            call = self._recording(self, scope, identity, bound, args, kwargs)
-            return call.core(asks_first=asks_first)
-        return self._performance(self, scope, identity, bound, args, kwargs).core(
-            asks_first=asks_first
-        )
+        kind = self.kind_of_call(run)
+        if run.effects and self.effect:
+            from stepwise._calls.branching import BranchedCall as kind  # on use: in branches only
+        return kind(self, scope, identity, bound, args, kwargs).core(asks_first=asks_first)
+
+    def kind_of_call(self, run: ActiveRun) -> type[Performance]:
+        """Return the class of the calls in a run."""
+        return self._recording if run.records_arguments and self._as_run else self._performance
 
     def _check(self, run: ActiveRun, args: tuple[Any, ...]) -> None:
         """Refuse a second lambda of the same name, and warn of a cache around side effects."""

@@ -755,6 +755,8 @@ class ActiveRun:
         self.lease = lease
         self.journal = journal
         self.facts = facts
+        # What happens to the side effects of a branch and its child runs; see RunFacts.
+        self.effects: str = parent.effects if parent is not None else facts.effects
         self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
         self.codec = codec.Codec(facts.codec, self.secrets)
         self.subjects = Subjects(facts.run_id)

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepwise._execution.active_run import ActiveRun, live_runs
 from stepwise._execution.tasks import tasks_within
-from stepwise._journal.records import RunFacts, RunWait, WaitKind
+from stepwise._journal.records import COLLECT, RunFacts, RunWait, WaitKind
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed
 from stepwise._runtime.facts import PlainFacts, public
@@ -84,7 +84,8 @@ def seconds_to_suspension(active: ActiveRun) -> float:
 
     A waiting call asks this each time it looks.
     """
-    after = settings.suspend_after()
+    # Nobody can answer what a branch proposes before the branch is adopted.
+    after = 0.0 if active.effects == COLLECT else settings.suspend_after()
     if after is None:
         return float("inf")
     family = _family(active)

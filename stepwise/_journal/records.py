@@ -153,8 +153,8 @@ class Branched(NamedTuple):
     effects: str = ""
 
 
-ADOPTED = "adopted"
-"""The value of ``RunFacts.effects`` for a branch that goes on as its base."""
+REFUSE, COLLECT, ANSWER, ADOPTED = "refuse", "collect", "answer ", "adopted"
+"""What a branch does with side effects; see :class:`RunFacts`."""
 
 
 class Adopted(NamedTuple):

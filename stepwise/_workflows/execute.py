@@ -649,6 +649,8 @@ def record_interruption(
         from stepwise._execution.budget import exceeded_text  # on use: for runs with a budget
 
         why = exceeded_text(stop)
+    if isinstance(stop, errors.EffectRefusedError):
+        why = str(stop)
     if why or active.begun:  # else the journal may not even have been read
         _record(active, why or type(stop or error).__name__, decided=bool(why))
 
