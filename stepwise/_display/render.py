@@ -298,6 +298,36 @@ def runs_text(runs: Iterable[RunShown], more: int = 0) -> str:
     return "\n".join([*lines, f"and {more} more"] if more else lines)
 
 
+_BRANCHES = [
+    Column("RUN"),
+    Column("VARIATION"),
+    Column("STATUS", whole=True),
+    Column("STEPS", right=True, whole=True),
+    Column("COST", right=True, whole=True),
+    Column("TIME", right=True, whole=True),
+    Column("PARTED", wide=True),
+    Column("RESULT"),
+]
+
+
+def _branch_cells(row: Mapping[str, Any]) -> list[str]:
+    cost = f"${row['usd']:.4g}" if row["usd"] else "-"
+    amounts = str(row["steps"]), cost, duration_text(row["seconds"])
+    return [row["run"], row["variation"], row["status"], *amounts, row["parted"], row["result"]]
+
+
+def branches_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the branches of a run as lines of text, one for each."""
+    return "\n".join(_terminal().table(_BRANCHES, [*map(_branch_cells, rows)]))
+
+
+def branches_html(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the branches of a run as a table."""
+    heads = {each.name.lower(): "wide" if each.name == "RESULT" else "" for each in _BRANCHES}
+    cells = ([status_of(each) if n == 2 else each for n, each in enumerate(_branch_cells(row))] for row in rows)
+    return framed(_table(heads, cells))
+
+
 # -- asked ----------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise import errors
-from stepwise._execution.account import Account, Ordinals, Progress
+from stepwise._execution.account import Account, Ordinals, Progress, pool_here
 from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding, handled
 from stepwise._execution.location import Helper, Locator, WatchesSteps
@@ -766,7 +766,7 @@ class ActiveRun:
         # The threads of the steps that are announced and have no outcome yet.
         self.in_flight: dict[int, int] = {}
         self.doing: dict[int, str] = {}  # the calls whose body is being executed, as noted
-        outer = parent.account if parent else None
+        outer = parent.account if parent else pool_here()
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()

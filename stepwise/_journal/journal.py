@@ -79,7 +79,7 @@ def seal_head(seal: Seal, facts: records.RunFacts, last: int, link: bytes) -> He
     return Head(facts.run_id, index, finished, bytes(data), words)
 
 
-_OF = "of "
+_OF, _BASE = "of ", "branch of "
 
 
 def _word(text: str) -> str:
@@ -89,7 +89,8 @@ def _word(text: str) -> str:
 def _words_of(facts: records.RunFacts) -> list[str]:
     names = dict.fromkeys((facts.workflow, facts.label))
     tags = [f"tag {name}={text}" for name, text in facts.tags.items()]
-    return [*(_OF + name for name in names), f"status {facts.status}", *tags]
+    base = [f"{_BASE}{facts.base}", _BASE] if facts.base else []
+    return [*(_OF + name for name in names), f"status {facts.status}", *tags, *base]
 
 
 def is_listed(store: Store, seal: Seal, run_id: str) -> bool:
@@ -189,6 +190,22 @@ def children_of(store: Store, seal: Seal) -> dict[str, list[str]]:
         facts = open_head(seal, head)
         if facts is not None and facts.parent:
             found.setdefault(facts.parent, []).append(facts.run_id)
+    return found
+
+
+def branches_of(store: Store, seal: Seal, run_id: str = "") -> dict[str, list[str]]:
+    """Return the ids of the branches that share records of runs, by the ids of these runs.
+
+    Args:
+        run_id: only the branches of this run; empty for all.
+    """
+    words = [[*map(_word, seal.indexes(f"{_BASE}{run_id}"))]]
+    newest = getattr(store, "newest_heads", None)
+    found: dict[str, list[str]] = {}
+    for head in list(newest(words=words) if newest is not None else store.heads()):
+        facts = open_head(seal, head) or facts_of(store, seal, head.run_id)
+        if facts is not None and facts.base and run_id in ("", facts.base):
+            found.setdefault(facts.base, []).append(facts.run_id)
     return found
 
 

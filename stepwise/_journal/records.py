@@ -168,6 +168,19 @@ class Adopted(NamedTuple):
     at: float = 0.0
 
 
+class Superseded(NamedTuple):
+    """A branch of the run was adopted, and goes on instead of it.
+
+    Args:
+        branch: its run id.
+        by: who adopted it (``user@host``).
+    """
+
+    branch: str
+    by: str = ""
+    at: float = 0.0
+
+
 class Resumed(NamedTuple):
     """An attempt after the first one begins.
 
@@ -571,6 +584,7 @@ Record = (
     Started
     | Branched
     | Adopted
+    | Superseded
     | Resumed
     | Intent
     | Waiting
@@ -658,6 +672,7 @@ class RunFacts(NamedTuple):
         base: run id of the run whose records a branch shares; empty for other runs.
         effects: what happens to new side effects in a branch: ``refuse``, ``collect``, ``adopted``,
             or ``answer`` and the name of a function; empty for other runs, which make them.
+        superseded: run id of the branch that goes on instead of the run; empty for other runs.
     """
 
     run_id: str
@@ -691,6 +706,7 @@ class RunFacts(NamedTuple):
     forked_by: str = ""
     base: str = ""
     effects: str = ""
+    superseded: str = ""
 
     def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; a run stopped on purpose stays so until it is called."""
@@ -766,7 +782,7 @@ _TURNS = frozenset(
     _NAMES[cls]
     for cls in (
         Started, Ended, Interrupted, Suspended, Cancelling, Compensating, Resumed, Forgotten,
-        Quarantined, Restored, Branched, Adopted,
+        Quarantined, Restored, Branched, Adopted, Superseded,
     )
 )  # fmt: skip
 _TUPLES = {

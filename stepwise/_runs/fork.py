@@ -328,6 +328,7 @@ def _head(facts: records.RunFacts, new_id: str, parent: str, now: float) -> reco
         tally=None,  # its records have other numbers
         base="",
         effects="",
+        superseded="",
     )
 
 
@@ -371,7 +372,7 @@ def _shared_up_to(source: ForkedRun, cut: int, loaded: Loaded | None) -> _Shared
     )
 
 
-def _share(
+def share(
     source: ForkedRun,
     new_id: str,
     cut: int,
@@ -563,7 +564,7 @@ def _fork_child(source: ForkedRun, new_id: str, child: str, effects: str) -> str
     places = whole.checkpoints(end)
     loaded = places[0] if places else None
     if effects:
-        _share(whole, name, end, loaded, {}, effects, parent=new_id)
+        share(whole, name, end, loaded, {}, effects, parent=new_id)
     else:
         _write(whole, name, end, loaded, {}, {}, parent=new_id)
     return name
