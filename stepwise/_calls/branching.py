@@ -25,10 +25,9 @@ from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._calls.waiting import check_may_wait
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Origin
-from stepwise._journal.journal import facts_of
-from stepwise._journal.projection import RecordedCall
-from stepwise._journal.records import ADOPTED, ANSWER, COLLECT, REFUSE, Call
 from stepwise._journal.course import Asked
+from stepwise._journal.journal import facts_of
+from stepwise._journal.records import ADOPTED, ANSWER, COLLECT, REFUSE, Call
 from stepwise._matching.pool import Match, Verdict
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise.errors import ConfigurationError, EffectRefusedError
@@ -91,7 +90,9 @@ class BranchedCall(Performance):
         if policy == COLLECT or (policy == ADOPTED and proposed is not None and proposed.ticket):
             return (yield from ProposedCall(*self).conduct(call, origin, match))
         if policy == ADOPTED:
-            return (yield from self.performer.kind_of_call(active)(*self).conduct(call, origin, match))
+            tool: Any = self.performer
+            made: Performance = tool.kind_of_call(active)(*self)
+            return (yield from made.conduct(call, origin, match))
         if policy.startswith(ANSWER):
             return (yield from _answer(self, call, origin, _function(active, call, policy)))
         way = (
@@ -148,9 +149,7 @@ def _answer(
         inner = Scope(active, call, (*scope.around, call.number), 1, [], scope.branch, scope)
         result: Result = yield Attempt(function, (asked,), {}, None, f"the answer of {call.name}")
         if result.error is not None:
-            yield from record_failure(
-                scope, inner, result, None, clean=True, helper=origin.helper
-            )
+            yield from record_failure(scope, inner, result, None, clean=True, helper=origin.helper)
             return result
         looked = active.look(scope, result.value)
         record = made._completed(call, result.value, inner, ())

@@ -27,7 +27,7 @@ from stepwise._calls.driver import Core, Unfinished, drive, drive_on, resume, st
 from stepwise._execution.account import SPENDS
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.process_memory import name_truly
-from stepwise._execution.tasks import warn_if_unseen
+from stepwise._execution.tasks import refuse_beside_branch, warn_if_unseen
 from stepwise._identity.identity import FUNCTION, Key, Parameters, captured, label_of
 from stepwise._identity.module_names import canonical_module, holds_name
 from stepwise._identity.versions import Version
@@ -408,7 +408,7 @@ class Step(Performer):
         """Call the function: recorded inside a run, directly outside."""
         scope = current_scope()
         if scope is None:
-            warn_if_unseen(self.what)
+            self._check_outside()
             if self.approve:
                 from stepwise._calls.approvals import refuse_outside  # on use
 
@@ -419,13 +419,18 @@ class Step(Performer):
             return hand_out(scope.run, self.what, ending)
         return ending.value if ending.error is None else ending.unwrap()
 
+    def _check_outside(self) -> None:
+        warn_if_unseen(self.what)
+        if self.effect:
+            refuse_beside_branch(self.what)
+
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """Await the coroutine function: recorded inside a run, directly outside."""
         from stepwise._calls.async_driver import adrive  # on use: it loads asyncio
 
         scope = current_scope()
         if scope is None:
-            warn_if_unseen(self.what)
+            self._check_outside()
             if self.approve:
                 from stepwise._calls.approvals import refuse_outside  # on use
 
@@ -465,7 +470,9 @@ class Step(Performer):
             raise run.stop(stopped(doing, error)) from error
         kind = self.kind_of_call(run)
         if run.effects and self.effect:
-            from stepwise._calls.branching import BranchedCall as kind  # on use: in branches only
+            from stepwise._calls.branching import BranchedCall  # on use: in branches only
+
+            kind = BranchedCall
         return kind(self, scope, identity, bound, args, kwargs).core(asks_first=asks_first)
 
     def kind_of_call(self, run: ActiveRun) -> type[Performance]:

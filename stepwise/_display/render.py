@@ -324,7 +324,10 @@ def branches_text(rows: Sequence[Mapping[str, Any]]) -> str:
 def branches_html(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the branches of a run as a table."""
     heads = {each.name.lower(): "wide" if each.name == "RESULT" else "" for each in _BRANCHES}
-    cells = ([status_of(each) if n == 2 else each for n, each in enumerate(_branch_cells(row))] for row in rows)
+    cells = (
+        [status_of(each) if n == 2 else each for n, each in enumerate(_branch_cells(row))]
+        for row in rows
+    )
     return framed(_table(heads, cells))
 
 

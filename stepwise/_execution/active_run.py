@@ -664,6 +664,8 @@ _ATTEMPT_ENDED: dict[str, Kind] = {
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
 current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
+IN_BRANCH = "STEPWISE_IN_BRANCH"
+"""The environment variable that names a branch in progress, for this process and its workers."""
 
 
 class OpenStream:
@@ -801,6 +803,7 @@ class ActiveRun:
         self.lock = threading.RLock()
         self.pid = os.getpid()
         live_runs.add(self)
+        self._note_branches()
 
     @property
     def run_id(self) -> str:
@@ -1189,6 +1192,17 @@ class ActiveRun:
             frame = frame.f_back
         return frame is None
 
+    def _note_branches(self) -> None:
+        """Note whether a branch is in progress, whose side effects nobody may make."""
+        if self.effects in ("", records.ADOPTED) or self.parent is not None:
+            return
+        live = (each for each in list(live_runs) if each.effects not in ("", records.ADOPTED))
+        branch = next(live, None)
+        if branch is not None:
+            os.environ[IN_BRANCH] = branch.root.run_id
+        else:
+            os.environ.pop(IN_BRANCH, None)
+
     def close(self) -> None:
         """Close the run: stop recording and give up the lease."""
         if self.begun and self.facts.status == "running" and not self.ended:
@@ -1202,6 +1216,7 @@ class ActiveRun:
         self.executor = None
         self.subjects.leave(completed=self.facts.status == "completed")
         live_runs.discard(self)
+        self._note_branches()
         digest.forget()  # its lists
         self.locator.close()
         self.steering.close()

@@ -332,7 +332,8 @@ def read(
     if first is None:
         return
     if first[0] > at.last + 1:
-        for shared, at in _shared(store, seal, run_id, first, at):
+        start = at
+        for shared, at in _shared(store, seal, run_id, first, start):
             yield shared, at
     for number, opened, _ in verified(store, seal, run_id, chain((first,), rows), at):
         entry, at = followed(at, number, opened)
@@ -359,9 +360,9 @@ def _branched(
 def _shared(
     store: Store, seal: Seal, run_id: str, first: tuple[int, bytes], at: Position
 ) -> Iterator[tuple[records.Entry | Lost, Position]]:
-    """Yield the records after a position that a branch shares with its base, as the branch has them.
+    """Yield the records after a position that a branch shares, as the branch has them.
 
-    They are verified as records of the base.  The chain goes on in the branch: its first own
+    They are verified as records of its base.  The chain goes on in the branch: its first own
     record covers the last one that it shares.
 
     Args:
@@ -375,10 +376,11 @@ def _shared(
             return
         if isinstance(entry, Lost):
             at = following
+            yield entry, at
         else:
-            entry = records.shared_entry(entry, branched)
-            at = following._replace(sums=records.sums_after(at.sums, entry.record))
-        yield entry, at
+            shared = records.shared_entry(entry, branched)
+            at = following._replace(sums=records.sums_after(at.sums, shared.record))
+            yield shared, at
 
 
 def rows_of(

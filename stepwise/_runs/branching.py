@@ -6,6 +6,7 @@ call finds the branches again: it goes on with the unfinished ones, and executes
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import time
@@ -168,7 +169,9 @@ class Branch:
     @property
     def parted(self) -> str:
         """The first step that the base made otherwise, or not at all; empty if there is none."""
-        base, own = (_calls_of(self.run, run_id) for run_id in (self.run._facts().base, self.run.id))
+        base, own = (
+            _calls_of(self.run, run_id) for run_id in (self.run._facts().base, self.run.id)
+        )
         for number, call in own.items():
             before = base.get(number)
             if before is None or (before.name, before.digest) != (call.name, call.digest):
@@ -176,7 +179,7 @@ class Branch:
         return ""
 
     def adopt(self) -> None:
-        """Go on with this branch instead of its base; the other branches of the point are cancelled.
+        """Go on with this branch instead of its base; its other branches are cancelled.
 
         A call of the base then names the branch.  The side effects that the branch has proposed
         are questions from now on: a person's yes makes each of them.  Later ones are made as in
@@ -338,3 +341,5 @@ def adopt(run: Any) -> None:
         other = type(run)(run.store, run_id, run._seal)
         if run_id != run.id and other.status not in _OVER:
             other.cancel(f"branch {run.id} was adopted")
+            with contextlib.suppress(ConfigurationError, RunStopped):  # else at its next start
+                known_workflow(run.workflow).resume(other, {}, here=True)

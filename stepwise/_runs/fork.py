@@ -399,7 +399,7 @@ def share(
     )
     numbers = range(cut + 1)  # a shared record keeps its number
 
-    def beside(positions: list[Position]) -> dict[str, Data]:
+    def beside(_: list[Position]) -> dict[str, Data]:
         objects = _versions(source, new_id)
         if loaded is not None:
             state = loaded.state._replace(

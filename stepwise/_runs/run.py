@@ -48,7 +48,15 @@ from stepwise._runs.overview import (
     shown,
 )
 from stepwise._runs.streaming import RunStream, shown_text
-from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
+from stepwise._runs.verify import (
+    ChildRuns,
+    Verification,
+    delete_run,
+    erase,
+    refuse_shared,
+    repair,
+    verify,
+)
 from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
@@ -819,6 +827,8 @@ class Run:
 
     def _delete(self, children: ChildRuns) -> None:
         """Delete the run and its child runs."""
+        for each in self._with_children(children):
+            refuse_shared(each, children.branches.get(each, ()))
         for child in children.of(self.id):
             Run(self.store, child, self._seal)._delete(children)
         delete_run(self.store, self._seal, self.id)

@@ -8,6 +8,7 @@ records of side effects may be gone, only the user can say that repeating them i
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
@@ -25,8 +26,8 @@ from stepwise._journal.versions import CODE
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import count
-from stepwise.errors import RunNotFoundError
+from stepwise._runtime.messages import count, shell_word
+from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Batch, Store
 
 # -- children -------------------------------------------------------------------------------------
@@ -69,6 +70,26 @@ class ChildRuns:
     def _all(self) -> dict[str, list[str]]:
         return journals.children_of(self._store, self._seal)
 
+    @cached
+    def branches(self) -> dict[str, list[str]]:
+        """The branches that share records of runs, by the ids of these runs."""
+        return journals.branches_of(self._store, self._seal)
+
+
+def refuse_shared(run_id: str, branches: Sequence[str]) -> None:
+    """Refuse to delete a run whose records branches share.
+
+    Raises:
+        ConfigurationError: the message names the branches.
+    """
+    if branches:
+        first = ", ".join(branches[:5]) + ", ..." * (len(branches) > 5)
+        raise ConfigurationError(
+            f"run {run_id!r} stays, since its records are shared by {len(branches)} of its "
+            f"branches: {first}. Delete these first: stepwise forget "
+            f"{' '.join(map(shell_word, branches[:5]))}"
+        )
+
 
 # -- deleting -------------------------------------------------------------------------------------
 
@@ -90,6 +111,7 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
     """
     inbox = Inbox(store, seal, run_id)
     with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
+        refuse_shared(run_id, journals.branches_of(store, seal, run_id).get(run_id, ()))
         Bell(store, seal).forget(run_id)
         inbox.delete()  # first: the next run with this id would inherit it
         _delete_streams(store, seal, run_id)

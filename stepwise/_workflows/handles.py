@@ -929,9 +929,7 @@ class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
         self.left = list(left)
 
 
-def resume(
-    workflow: Definition, run: Run, given: Mapping[str, Any], *, here: bool = False
-) -> Any:
+def resume(workflow: Definition, run: Run, given: Mapping[str, Any], *, here: bool = False) -> Any:
     """Continue a run and return its handle; see :meth:`stepwise.Run.resume`.
 
     Args:
