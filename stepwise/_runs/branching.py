@@ -20,7 +20,6 @@ from stepwise._display import render
 from stepwise._execution.account import pooled
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import known_workflow
-from stepwise._execution.viewer import look_into
 from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
@@ -85,8 +84,8 @@ class Point:
                 f"run {self.run.id!r} has no variables before its first checkpoint: give at= a "
                 "later step, or call the workflow itself with other arguments"
             )
-        known = look_into(self.loaded) if given and self.loaded is not None else {}
-        for name in sorted(given - known.keys()):
+        known = self.source.shared(self.cut, self.loaded).variables
+        for name in sorted(given.difference(known)):
             assert self.loaded is not None
             raise ConfigurationError(
                 f"run {self.run.id!r} has no variable {name!r} at {self.loaded.state.where}; only "

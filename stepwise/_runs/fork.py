@@ -13,7 +13,7 @@ own, so that the source may delete the one that it was made at.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,13 @@ from stepwise._journal.journal import (
     rows_of,
 )
 from stepwise._journal.seal import DamagedError, Seal, named
-from stepwise._journal.summary import how_started, sealed_summary
+from stepwise._journal.summary import (
+    Summary,
+    how_started,
+    sealed_as,
+    sealed_summary,
+    summary_of,
+)
 from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
@@ -271,7 +277,8 @@ def _write(
 ) -> None:
     facts, now = source.facts, time.time()
     shared = [each for each in source.entries if each.number <= cut]
-    payload, changed = _with_changes(facts, loaded, variables)
+    known = look_into(loaded) if loaded is not None and variables else ()
+    payload, changed = _with_changes(facts, loaded, variables, known)
     items, numbers = _items(source, new_id, shared, results, now)
     head = _head(facts, new_id, parent, now)._replace(
         end=numbers.get(facts.end, 0) if parent else 0,
@@ -339,11 +346,17 @@ class _Shared(NamedTuple):
         entries: the records, as the run has them.
         at: the position behind them, without the amounts that the run has spent.
         checkpoint: the position of the checkpoint in them.
+        variables: the names of the variables that the checkpoint has.
+        begun: when the branches begin, in seconds since 1970.
+        summary: of the records; ``None`` if it is not worth keeping.
     """
 
     entries: list[records.Entry]
     at: Position
     checkpoint: Position
+    variables: Collection[str]
+    begun: float
+    summary: Summary | None
 
 
 def _shared_up_to(source: ForkedRun, cut: int, loaded: Loaded | None) -> _Shared:
@@ -354,17 +367,23 @@ def _shared_up_to(source: ForkedRun, cut: int, loaded: Loaded | None) -> _Shared
     """
     place, facts = (source.store, source.seal, source.facts.run_id), source.facts
     entries = [each for each in source.entries if each.number <= cut]
+    begins, taken = records.Branched(facts.run_id, {}, time.time()), list[tuple[Any, Position]]()
     sums = of_checkpoint = records.NO_SUMS
     for each in entries:
-        sums = records.sums_after(sums, records.uncounted(each.record))
+        entry = records.shared_entry(each, begins)
+        sums = records.sums_after(sums, entry.record)
+        taken.append((entry, Position(each.number, None, 0, sums)))
         if loaded is not None and each.number <= loaded.state.journal[0]:
             of_checkpoint = sums
     checkpoint = loaded.state.start._replace(sums=of_checkpoint) if loaded else Position()
+    variables = look_into(loaded) if loaded is not None else ()
     for number, data, name in rows_of(*place, cut - 1):
         if number == cut:
             opened = source.seal.open(name, data)
             effects = opened.effects + isinstance(entries[-1].record, records.ANNOUNCES)
-            return _Shared(entries, Position(cut, opened.link, effects, sums), checkpoint)
+            at = Position(cut, opened.link, effects, sums)
+            summary = summary_of([*taken[:-1], (taken[-1][0], at)])
+            return _Shared(entries, at, checkpoint, [*variables], begins.at, summary)
         break
     raise errors.CorruptStoreError(
         f"record {cut} of run {facts.run_id!r} is gone, and a branch would begin behind it",
@@ -386,9 +405,9 @@ def share(
     Args:
         effects: as in :class:`.records.RunFacts`.
     """
-    facts, now, seal = source.facts, time.time(), source.seal
-    entries, at, checkpoint = source.shared(cut, loaded)
-    payload, changed = _with_changes(facts, loaded, variables)
+    facts, seal = source.facts, source.seal
+    entries, at, checkpoint, known, now, summary = source.shared(cut, loaded)
+    payload, changed = _with_changes(facts, loaded, variables, known)
     handled, again = _open_calls(source, new_id, entries, now, effects)
     command, cwd, _ = how_started(source.store, seal, facts) or ((), "", "")
     begins = records.Branched(facts.run_id, again, now, this_person(), command, cwd, effects)
@@ -401,6 +420,8 @@ def share(
 
     def beside(_: list[Position]) -> dict[str, Data]:
         objects = _versions(source, new_id)
+        if summary is not None and not again:
+            objects |= sealed_as(seal, new_id, summary)
         if loaded is not None:
             state = loaded.state._replace(
                 journal=checkpoint.kept(),
@@ -452,21 +473,26 @@ def _versions(source: ForkedRun, new_id: str) -> dict[str, Data]:
 
 
 def _with_changes(
-    facts: records.RunFacts, loaded: Loaded | None, variables: Mapping[str, Any]
+    facts: records.RunFacts,
+    loaded: Loaded | None,
+    variables: Mapping[str, Any],
+    known: Collection[str],
 ) -> tuple[bytes, list[list[Any]]]:
-    """Return the pickled variables of a checkpoint, followed by the changed values."""
+    """Return the pickled variables of a checkpoint, followed by the changed values.
+
+    Args:
+        known: the names of the variables that the checkpoint has.
+    """
     if loaded is None:
         return b"", []
     before = loaded.payload
     changed = list(loaded.state.changed)
-    if variables:
-        known = look_into(loaded)
-        unknown = [name for name in variables if name not in known]
-        if unknown:
-            raise errors.ConfigurationError(
-                f"run {facts.run_id!r} has no variable {unknown[0]!r} at {loaded.state.where}; it "
-                f"has {', '.join(known) or 'none'}"
-            )
+    unknown = [name for name in variables if name not in known]
+    if unknown:
+        raise errors.ConfigurationError(
+            f"run {facts.run_id!r} has no variable {unknown[0]!r} at {loaded.state.where}; only "
+            f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
+        )
     for name, value in variables.items():
         data, form = _codec.encode(value, f"the new value of {name!r}")
         before += bytes(data)
