@@ -30,7 +30,8 @@ def talk(steps: int, model: str = "a") -> tuple[int, str]:
     """Keep the messages of many steps."""
     messages = []
     for number in range(steps):
-        messages.append(say(number))
+        message = say(number)
+        messages.append(message)
     return len(messages), model
 
 

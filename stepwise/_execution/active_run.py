@@ -757,8 +757,7 @@ class ActiveRun:
         self.lease = lease
         self.journal = journal
         self.facts = facts
-        # What happens to the side effects of a branch and its child runs; see RunFacts.
-        self.effects: str = parent.effects if parent is not None else facts.effects
+        self.effects: str = (facts if parent is None else parent).effects  # see RunFacts
         self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
         self.codec = codec.Codec(facts.codec, self.secrets)
         self.subjects = Subjects(facts.run_id)
@@ -802,8 +801,7 @@ class ActiveRun:
         self._summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
         self.pid = os.getpid()
-        live_runs.add(self)
-        self._note_branches()
+        self._is_live(live_runs.add)
 
     @property
     def run_id(self) -> str:
@@ -1192,8 +1190,9 @@ class ActiveRun:
             frame = frame.f_back
         return frame is None
 
-    def _note_branches(self) -> None:
-        """Note whether a branch is in progress, whose side effects nobody may make."""
+    def _is_live(self, change: Callable[[ActiveRun], None]) -> None:
+        """Change the set of runs in progress, and note whether one is a branch: see IN_BRANCH."""
+        change(self)
         if self.effects in ("", records.ADOPTED) or self.parent is not None:
             return
         live = (each for each in list(live_runs) if each.effects not in ("", records.ADOPTED))
@@ -1215,8 +1214,7 @@ class ActiveRun:
         self.ended = True
         self.executor = None
         self.subjects.leave(completed=self.facts.status == "completed")
-        live_runs.discard(self)
-        self._note_branches()
+        self._is_live(live_runs.discard)
         digest.forget()  # its lists
         self.locator.close()
         self.steering.close()

@@ -38,7 +38,7 @@ _OVER = ("completed", "failed", "cancelled")
 # -- where, and which ------------------------------------------------------------------------------
 
 
-class Point:
+class BranchPoint:
     """A point of a run at which branches begin.
 
     Args:
@@ -128,7 +128,7 @@ def variations_of(variations: Any) -> list[dict[str, Any]]:
 
 
 @public
-class Branch:
+class RunBranch:
     """One branch of a run.
 
     Attributes:
@@ -203,7 +203,7 @@ def _shown(variation: Mapping[str, Any]) -> str:
 
 
 @public
-class Branches(list[Branch]):
+class RunBranches(list[RunBranch]):
     """The branches of a run, displayed as a table."""
 
     def rows(self) -> list[dict[str, Any]]:
@@ -219,7 +219,7 @@ class Branches(list[Branch]):
         return render.branches_html(self.rows())
 
 
-def _row(branch: Branch) -> dict[str, Any]:
+def _row(branch: RunBranch) -> dict[str, Any]:
     run, spent, error = branch.run, branch.run.spent, branch.error
     proposed = [f"proposes {each.name}" for each in branch.proposals]
     outcome = run._facts().error or (f"{type(error).__name__}: {error}" if error else "")
@@ -239,22 +239,22 @@ def _row(branch: Branch) -> dict[str, Any]:
     }
 
 
-def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> Branches:
+def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBranches:
     """Write the branches that are not there yet; return all of them.
 
     Raises:
         RunBusyError: the base is being executed.
     """
     policy, each_of = policy_of(effects), variations_of(variations)
-    found = Branches()
+    found = RunBranches()
     with Lease(run.store, run.id).acquire():  # nobody prunes or deletes it meanwhile
-        point = Point(run, at)
+        point = BranchPoint(run, at)
         point.check(each_of)
         for place, variation in enumerate(each_of):
             run_id = point.id_of(place, variation, policy)
             if facts_of(run.store, run._seal, run_id) is None:
                 share(point.source, run_id, point.cut, point.loaded, variation, policy)
-            found.append(Branch(type(run)(run.store, run_id, run._seal), variation))
+            found.append(RunBranch(type(run)(run.store, run_id, run._seal), variation))
             answer_with(run.store.url, run_id, effects)
     return found
 
@@ -267,7 +267,7 @@ def branch(
     max_workers: int,
     budget: Any,
     inputs: Mapping[str, Any],
-) -> Branches:
+) -> RunBranches:
     """Make branches, and execute those that have not ended; see :meth:`stepwise.Run.branch`."""
     scope = current_scope()
     if scope is not None:
@@ -302,14 +302,14 @@ def branch(
     return found
 
 
-def _execute(workflow: Any, inputs: Mapping[str, Any], branch: Branch) -> None:
+def _execute(workflow: Any, inputs: Mapping[str, Any], branch: RunBranch) -> None:
     """Execute a branch until it ends, proposes something, or stops."""
     status = branch.run.status
     if status in _OVER or (status == "suspended" and branch.run._facts().effects != ADOPTED):
         return
     try:
         workflow.resume(branch.run, inputs, here=True)
-    except (Exception, RunStopped) as error:
+    except BaseException as error:  # the thread is that of this branch alone
         branch._error = error
 
 
@@ -317,7 +317,7 @@ def _execute(workflow: Any, inputs: Mapping[str, Any], branch: Branch) -> None:
 
 
 def adopt(run: Any) -> None:
-    """Let a branch go on instead of its base; see :meth:`Branch.adopt`."""
+    """Let a branch go on instead of its base; see :meth:`RunBranch.adopt`."""
     facts = run._facts()
     if not facts.base or facts.effects == ADOPTED:
         why = "is adopted already" if facts.base else "is no branch"

@@ -172,9 +172,19 @@ class ForkedRun:
 
     def checkpoints(self, cut: int) -> list[Loaded]:
         """Return the checkpoints taken up to a record, the newest first."""
-        found = checkpoints_of(self.store, self.seal, self.facts.run_id)
-        verified = [loaded for _, loaded in found if loaded is not None]
-        return [each for each in reversed(verified) if each.state.journal[0] <= cut]
+        return _checkpoints(self.store, self.seal, self.facts, cut)
+
+
+def _checkpoints(store: Store, seal: Seal, facts: records.RunFacts, cut: int) -> list[Loaded]:
+    """Return the verified checkpoints up to a record, newest first, also those of a base."""
+    found = (loaded for _, loaded in checkpoints_of(store, seal, facts.run_id) if loaded)
+    verified = [each for each in reversed([*found]) if each.state.journal[0] <= cut]
+    base = facts_of(store, seal, facts.base) if facts.base else None
+    if base is None:
+        return verified
+    first = next(iter(store.read(facts.run_id)), (cut + 1, b""))[0]
+    own = (each.state.journal[0] for each in verified)
+    return [*verified, *_checkpoints(store, seal, base, min(cut, first - 1, *own, 1 << 62))]
 
 
 def point_of(

@@ -68,7 +68,7 @@ from stepwise.stores.base import Words
 if TYPE_CHECKING:
     from stepwise._calls.branching import BranchCall
     from stepwise._execution.budget import Budget
-    from stepwise._runs.branching import Branches
+    from stepwise._runs.branching import RunBranches
 
 # -- run ------------------------------------------------------------------------------------------
 
@@ -697,7 +697,7 @@ class Run:
         max_workers: int = 8,
         budget: Budget | None = None,
         inputs: Mapping[str, Any] | None = None,
-    ) -> Branches:
+    ) -> RunBranches:
         """Continue one moment of the run several times, each time with other variables.
 
         Each branch is a run of its own, which shares the records before that moment with this run:
@@ -713,8 +713,8 @@ class Run:
                 arguments of the workflow, not those of modules; or a number of branches.
             effects: what happens to side effects. ``"refuse"``: the branch stops with
                 :class:`EffectRefusedError`. ``"collect"``: the branch stops there and proposes
-                the call, see :meth:`Branch.adopt`.  Or a function of a :class:`BranchCall`, whose
-                value the call returns.
+                the call, see :meth:`RunBranch.adopt`.  Or a function of a :class:`BranchCall`,
+                whose value the call returns.
             max_workers: the number of branches that are executed at the same time.
             budget: what all branches together may spend; seconds are those of the clock.
             inputs: arguments that were not recorded, such as clients, by name.
