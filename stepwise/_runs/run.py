@@ -707,8 +707,8 @@ class Run:
         with the same branches, after a kill too, and executes none that has ended.
 
         Args:
-            at: the number or name of the last step that is shared, or ``file:line`` of the
-                statement that comes next; by default the newest checkpoint.
+            at: the number or name of the last step that is shared, or the ``position`` of a
+                checkpoint, ``file:line``; by default the newest checkpoint.
             variations: for each branch, the variables that differ, by name: local variables and
                 arguments of the workflow, not those of modules; or a number of branches.
             effects: what happens to side effects. ``"refuse"``: the branch stops with
