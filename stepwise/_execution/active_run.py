@@ -666,6 +666,7 @@ current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
 IN_BRANCH = "STEPWISE_IN_BRANCH"
 """The environment variable that names a branch in progress, for this process and its workers."""
+_around = os.environ.get(IN_BRANCH, "")
 
 
 class OpenStream:
@@ -1199,6 +1200,8 @@ class ActiveRun:
         branch = next(live, None)
         if branch is not None:
             os.environ[IN_BRANCH] = branch.root.run_id
+        elif _around:
+            os.environ[IN_BRANCH] = _around
         else:
             os.environ.pop(IN_BRANCH, None)
 

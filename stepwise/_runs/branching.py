@@ -302,10 +302,15 @@ def branch(
     return found
 
 
+def to_execute(branch: RunBranch) -> bool:
+    """Return whether a branch has neither ended, nor proposed something, nor been adopted."""
+    facts = branch.run._facts()
+    return facts.status not in (*_OVER, "suspended") and facts.effects != ADOPTED
+
+
 def _execute(workflow: Any, inputs: Mapping[str, Any], branch: RunBranch) -> None:
     """Execute a branch until it ends, proposes something, or stops."""
-    status = branch.run.status
-    if status in _OVER or (status == "suspended" and branch.run._facts().effects != ADOPTED):
+    if not to_execute(branch):
         return
     try:
         workflow.resume(branch.run, inputs, here=True)

@@ -650,7 +650,7 @@ def record_interruption(
 
         why = exceeded_text(stop)
     if isinstance(stop, errors.EffectRefusedError):
-        why = str(stop)
+        why = f"refused: {stop.name}({stop.arguments})"
     if why or active.begun:  # else the journal may not even have been read
         _record(active, why or type(stop or error).__name__, decided=bool(why))
 
