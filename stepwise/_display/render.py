@@ -313,21 +313,22 @@ _BRANCHES = [
 def _branch_cells(row: Mapping[str, Any]) -> list[str]:
     cost = f"${row['usd']:.4g}" if row["usd"] else "-"
     amounts = str(row["steps"]), cost, duration_text(row["seconds"])
-    return [row["run"], row["variation"], row["status"], *amounts, row["parted"], row["result"]]
+    run = row["run"].removeprefix(row["base"])
+    return [run, row["variation"], row["status"], *amounts, row["parted"], row["result"]]
 
 
 def branches_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the branches of a run as lines of text, one for each."""
-    return "\n".join(_terminal().table(_BRANCHES, [*map(_branch_cells, rows)]))
+    bases = ", ".join(dict.fromkeys(row["base"] for row in rows))
+    lines = _terminal().table(_BRANCHES, [*map(_branch_cells, rows)])
+    return "\n".join([f"branches of {bases}:", *lines])
 
 
 def branches_html(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the branches of a run as a table."""
     heads = {each.name.lower(): "wide" if each.name == "RESULT" else "" for each in _BRANCHES}
-    cells = (
-        [status_of(each) if n == 2 else each for n, each in enumerate(_branch_cells(row))]
-        for row in rows
-    )
+    found = [_branch_cells(row) for row in rows]
+    cells = [[*cells[:2], status_of(cells[2]), *cells[3:]] for cells in found]
     return framed(_table(heads, cells))
 
 

@@ -549,11 +549,12 @@ class Surfacing:
         """Report the error, and make the run end; a suspension does both itself.
 
         Programs catch a used-up budget, so that error is reported only if it does not arrive, as
-        is the end of a rerun.
+        is what a branch refuses, and the end of a rerun.
         """
         if isinstance(error, errors.RunSuspended):
             return
-        if not (isinstance(error, errors.BudgetExceeded) or debugged.compares):
+        caught = errors.BudgetExceeded, errors.EffectRefusedError
+        if not (isinstance(error, caught) or debugged.compares):
             self._tell(error)
         self._wait()
 

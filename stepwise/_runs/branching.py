@@ -101,7 +101,7 @@ class BranchPoint:
                 facts += [name, digest.digest(value)]
             except errors.DigestError:
                 facts.append(name)
-        return f"{self.run.id}.{place + 1}-{digest.combine(policy, *facts)[:8]}"
+        return f"{self.run.id}.{place + 1}-{digest.combine(policy, *facts)[:12]}"
 
 
 def variations_of(variations: Any) -> list[dict[str, Any]]:
@@ -229,6 +229,7 @@ def _row(branch: RunBranch) -> dict[str, Any]:
         outcome = str(problem)
     return {
         "run": run.id,
+        "base": run.forked_from or "",
         "variation": _shown(branch.variation),
         "status": run.status,
         "result": ", ".join(proposed) or outcome,
