@@ -47,6 +47,7 @@ _NOT_SCRIPTS |= {
     "changes",
     "edits",
     "limits",
+    "submitted",
     "versions",
 }  # trials: they count, and print it
 _NOT_SCRIPTS |= {"postgres_step", "postgres_streams", "postgres_throughput"}  # need a server

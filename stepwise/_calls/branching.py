@@ -88,10 +88,10 @@ class BranchedCall(Performance):
         active, policy = self.scope.run, self.scope.run.effects
         proposed = match.recorded[0].wait if match.recorded else None
         if policy == COLLECT or (policy == ADOPTED and proposed is not None and proposed.ticket):
-            return (yield from ProposedCall(*self).conduct(call, origin, match))
+            return (yield from self._as(ProposedCall).conduct(call, origin, match))
         if policy == ADOPTED:
             tool: Any = self.performer
-            made: Performance = tool.kind_of_call(active)(*self)
+            made = self._as(tool.kind_of_call(active))
             return (yield from made.conduct(call, origin, match))
         if policy.startswith(ANSWER):
             return (yield from _answer(self, call, origin, _function(active, call, policy)))
@@ -100,6 +100,11 @@ class BranchedCall(Performance):
             'proposal, effects="collect"'
         )
         raise active.stop(_refused(active, call, way))
+
+    def _as(self, kind: type[Performance]) -> Performance:
+        """Return the call as one of another kind."""
+        made = self.performer, self.scope, self.identity, self.bound, self.args, self.kwargs
+        return kind(*made)
 
 
 def _refused(active: ActiveRun, call: Call, way: str) -> EffectRefusedError:
@@ -146,7 +151,7 @@ def _answer(
     asked = BranchCall(call.name, dict(made.bound), active.run_id)
     made.takes_off(call)
     try:
-        inner = Scope(active, call, (*scope.around, call.number), 1, [], scope.branch, scope)
+        inner = Scope(active, call, (*scope.around, call.number), 1, scope.branch, scope)
         result: Result = yield Attempt(function, (asked,), {}, None, f"the answer of {call.name}")
         if result.error is not None:
             yield from record_failure(scope, inner, result, None, clean=True, helper=origin.helper)

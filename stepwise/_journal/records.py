@@ -20,7 +20,7 @@ from stepwise.errors import StoreError
 
 
 StepStatus = Literal["completed", "failed", "cancelled"]
-WaitKind = Literal["time", "signal", "approval", "limit"]
+WaitKind = Literal["time", "signal", "approval", "limit", "start"]
 
 _NOTHING: Mapping[str, str] = {}
 _NO_USAGE: Mapping[str, Any] = {}
@@ -110,6 +110,7 @@ class Started(NamedTuple):
         trace: the attempt's place in a trace, by name, as the process's tracer gave it.
         by: who made the fork (``user@host``); empty for other runs.
         effects: as in :class:`RunFacts`.
+        made: versions of the program's classes among the arguments, by their full names.
     """
 
     workflow: str
@@ -131,6 +132,7 @@ class Started(NamedTuple):
     trace: Mapping[str, str] = _NOTHING
     by: str = ""
     effects: str = ""
+    made: Mapping[str, str] = _NOTHING
 
 
 class Branched(NamedTuple):
@@ -301,8 +303,9 @@ class RunWait(NamedTuple):
     """One thing that a suspended run waits for.
 
     Args:
-        number: of the call.
-        kind, name, until, ticket: as in :class:`Waiting`.
+        number: of the call; 0 for a run that was submitted, and has not begun.
+        kind, name, until, ticket: as in :class:`Waiting`.  A submitted run waits for its
+            ``start``, which comes at ``until`` at the earliest.
         since: when the wait began, in seconds since 1970.
         run: the child run that makes the call; empty for the run itself.
         seen: number of the last examined message in that run's inbox.
@@ -325,6 +328,7 @@ class RunWait(NamedTuple):
             "signal": f"for the signal {self.name!r}",
             "approval": f"for an answer to {self.name!r}",
             "limit": f"for the limit {self.name!r}",
+            "start": "to be begun",
         }[self.kind]
 
 
@@ -707,6 +711,16 @@ class RunFacts(NamedTuple):
     base: str = ""
     effects: str = ""
     superseded: str = ""
+
+    @property
+    def is_submitted(self) -> bool:
+        """True if the run was submitted, and has not begun."""
+        return self.status == "suspended" and bool(self.waits) and self.waits[0].kind == "start"
+
+    @property
+    def due(self) -> float | None:
+        """When a submitted run is to begin, in seconds since 1970; ``None`` for other runs."""
+        return self.waits[0].until if self.is_submitted and not self.cancelling else None
 
     def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; a run stopped on purpose stays so until it is called."""

@@ -23,7 +23,6 @@ from stepwise._execution.process_memory import known_workflow
 from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
-from stepwise._journal.lease import Lease
 from stepwise._journal.records import ADOPTED, Adopted, Call, RunFacts, Superseded
 from stepwise._runs.fork import Change, ForkedRun, point_of, share
 from stepwise._runtime.facts import public
@@ -248,15 +247,14 @@ def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBr
     """
     policy, each_of = policy_of(effects), variations_of(variations)
     found = RunBranches()
-    with Lease(run.store, run.id).acquire():  # nobody prunes or deletes it meanwhile
-        point = BranchPoint(run, at)
-        point.check(each_of)
-        for place, variation in enumerate(each_of):
-            run_id = point.id_of(place, variation, policy)
-            if facts_of(run.store, run._seal, run_id) is None:
-                share(point.source, run_id, point.cut, point.loaded, variation, policy)
-            found.append(RunBranch(type(run)(run.store, run_id, run._seal), variation))
-            answer_with(run.store.url, run_id, effects)
+    point = BranchPoint(run, at)
+    point.check(each_of)
+    for place, variation in enumerate(each_of):
+        run_id = point.id_of(place, variation, policy)
+        if facts_of(run.store, run._seal, run_id) is None:
+            share(point.source, run_id, point.cut, point.loaded, variation, policy)
+        found.append(RunBranch(type(run)(run.store, run_id, run._seal), variation))
+        answer_with(run.store.url, run_id, effects)
     return found
 
 
@@ -342,7 +340,7 @@ def adopt(run: Any) -> None:
                 of_base.append((record, b""), head=superseded(above, record))
         head = facts._replace(effects=ADOPTED, tally=None)
         journal.append((Adopted(who, now), b""), head=head)
-    for run_id in branches_of(run.store, run._seal, base).get(base, ()):
+    for run_id in branches_of(run.store, run._seal, base):
         other = type(run)(run.store, run_id, run._seal)
         if run_id != run.id and other.status not in _OVER:
             other.cancel(f"branch {run.id} was adopted")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +28,17 @@ from stepwise._identity.identity import random_id
 from stepwise._journal import projection, records
 from stepwise._journal.inbox import Inbox, this_person
 from stepwise._journal.journal import (
+    SHARED,
     Lost,
     Position,
     facts_of,
+    holds,
     names_beside,
     owned_journal,
     read,
     rows_of,
 )
+from stepwise._journal.lease import Lease
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._journal.summary import (
     Summary,
@@ -53,7 +57,7 @@ from stepwise._runtime.options import check_values
 from stepwise._values import codec as _codec
 from stepwise._values.codec import Codec
 from stepwise._values.unpickling import Data
-from stepwise.stores import Store
+from stepwise.stores import Batch, Store
 
 
 @dataclass(frozen=True)
@@ -442,10 +446,29 @@ def share(
             objects |= sealed(seal, new_id, loaded, state, numbers, payload)
         return objects
 
-    with owned_journal(source.store, seal, new_id) as journal:
+    with _shareable(source, at), owned_journal(source.store, seal, new_id) as journal:
         _copy_inbox(source, new_id)
         journal.load(at)
         journal.begin_with(items, beside, head)
+
+
+@contextmanager
+def _shareable(source: ForkedRun, at: Position) -> Iterator[None]:
+    """Hold the lease of a run, so that nobody prunes or deletes it before the branch is written.
+
+    Raises:
+        RunBusyError: the run is being executed.
+        CorruptStoreError: it is no longer the run that was read.
+    """
+    store, run_id = source.store, source.facts.run_id
+    with Lease(store, run_id).acquire() as lease:
+        if not holds(store, source.seal, run_id, at):
+            raise errors.CorruptStoreError(
+                f"run {run_id!r} was deleted or repaired meanwhile: branch it again", run_id=run_id
+            )
+        if store.get(run_id, SHARED) is None:
+            store.write(run_id, lease.epoch, Batch(put={SHARED: b"by branches"}))
+        yield
 
 
 def _beside_calls(

@@ -85,6 +85,9 @@ class Run:
         self.id = run_id
         self._seal = journals.seal_for(store) if seal is None else seal
 
+    def __reduce__(self) -> Any:
+        return _run_in, (self.store.url, self.id)
+
     def __repr__(self) -> str:
         facts = self._facts()
         return f"<Run {self.id} {self.status}: {facts.label}({facts.arguments})>"
@@ -828,7 +831,7 @@ class Run:
     def _delete(self, children: ChildRuns) -> None:
         """Delete the run and its child runs."""
         for each in self._with_children(children):
-            refuse_shared(each, children.branches.get(each, ()))
+            refuse_shared(self.store, self._seal, each)
         for child in children.of(self.id):
             Run(self.store, child, self._seal)._delete(children)
         delete_run(self.store, self._seal, self.id)
@@ -855,6 +858,11 @@ _SHOWN = 100  # runs that a list shows
 _NEVER_RUNNING = ("completed", "failed", "interrupted", "suspended", "cancelled")
 _RUNNING = ("running", "crashed", "stuck", "ready")  # as their heads have it
 _UNFINISHED = ("running", "crashed", "stuck", "failed", "interrupted", "suspended", "ready")
+
+
+def _run_in(url: str, run_id: str) -> Run:
+    """Return a run that was pickled."""
+    return Run(open_store(url), run_id)
 
 
 class Runs(list[Run]):
@@ -1009,7 +1017,7 @@ def each_listed(
         options.check_tags("runs()", tags)
     opened = open_store(store if store is not None else settings.store())
     seal = journals.seal_for(opened)
-    unfinished = status in _UNFINISHED
+    unfinished = status in _UNFINISHED and status != "suspended"  # submitted runs are apart
     kept = "running" if status in _RUNNING else status if status in _NEVER_RUNNING else None
     name = workflow if isinstance(workflow, str) else None
     words = journals.words_for(seal, name, kept, tags or {})

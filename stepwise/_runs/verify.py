@@ -8,7 +8,6 @@ records of side effects may be gone, only the user can say that repeating them i
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
@@ -70,18 +69,14 @@ class ChildRuns:
     def _all(self) -> dict[str, list[str]]:
         return journals.children_of(self._store, self._seal)
 
-    @cached
-    def branches(self) -> dict[str, list[str]]:
-        """The branches that share records of runs, by the ids of these runs."""
-        return journals.branches_of(self._store, self._seal)
 
-
-def refuse_shared(run_id: str, branches: Sequence[str]) -> None:
+def refuse_shared(store: Store, seal: Seal, run_id: str) -> None:
     """Refuse to delete a run whose records branches share.
 
     Raises:
         ConfigurationError: the message names the branches.
     """
+    branches = journals.branches_of(store, seal, run_id)
     if branches:
         first = ", ".join(branches[:5]) + ", ..." * (len(branches) > 5)
         raise ConfigurationError(
@@ -109,27 +104,38 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
     Raises:
         RunBusyError: the run is being executed.
     """
-    inbox = Inbox(store, seal, run_id)
     with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
-        refuse_shared(run_id, journals.branches_of(store, seal, run_id).get(run_id, ()))
-        Bell(store, seal).forget(run_id)
-        inbox.delete()  # first: the next run with this id would inherit it
-        _delete_streams(store, seal, run_id)
-        store.delete(run_id, lease.epoch)
-        journals.bury(store, run_id)
-        inbox.delete()  # messages that arrived since
+        delete_held(store, seal, lease)
 
 
-def empty_streams(store: Store, seal: Seal, run_id: str) -> None:
+def delete_held(store: Store, seal: Seal, lease: Lease) -> None:
+    """Delete the run of a held lease, without its child runs."""
+    run_id = lease.run_id
+    refuse_shared(store, seal, run_id)
+    inbox = Inbox(store, seal, run_id)
+    Bell(store, seal).forget(run_id)
+    inbox.delete()  # first: the next run with this id would inherit it
+    _delete_streams(store, seal, run_id)
+    store.delete(run_id, lease.epoch)
+    journals.bury(store, run_id)
+    inbox.delete()  # messages that arrived since
+
+
+def empty_streams(store: Store, seal: Seal, run_id: str) -> bool:
     """Delete what a run has said, without its child runs; the run itself stays.
+
+    Returns:
+        whether the run had said something.
 
     Raises:
         RunBusyError: the run is being executed.
     """
     log = StreamLog(store, seal, run_id)
-    if log.has_items():
-        with Lease(store, run_id).acquire(child=current_scope() is not None):
-            log.empty()
+    if not log.has_items():
+        return False
+    with Lease(store, run_id).acquire(child=current_scope() is not None):
+        log.empty()
+    return True
 
 
 def _delete_streams(store: Store, seal: Seal, run_id: str) -> None:

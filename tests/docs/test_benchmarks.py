@@ -21,6 +21,7 @@ NOT_SCRIPTS |= {
     "changes",
     "edits",
     "limits",
+    "submitted",
     "versions",
 }  # trials, which leave no figures
 NOT_SCRIPTS |= {f"postgres_{name}" for name in ("step", "streams", "throughput")}  # tests/postgres

@@ -187,7 +187,7 @@ def test_the_head_is_derived_again():
     run.store._runs[branch.run.id].head = None
     after = branch.run._facts()
     assert (after.base, after.effects) == (before.base, before.effects) == (run.id, "refuse")
-    assert branches_of(run.store, run._seal, run.id) == {}  # a listing has lost it, so:
+    assert branches_of(run.store, run._seal, run.id) == []  # a listing has lost it, so:
     with pytest.raises(EffectRefusedError):
         agent.options(run_id=branch.run.id)("tides")
     assert sent() == [calls_of_base()]
@@ -410,6 +410,7 @@ def test_what_would_get_out(tmp_path):
         "old": in_an_old_thread,
         "map": lambda text: list(stepwise.map(send, [text], max_workers=2)),
         "run": to_another_run,
+        "submit": lambda text: child.submit(text).id,
     }
 
     @workflow(retention="all")
@@ -434,6 +435,7 @@ def test_what_would_get_out(tmp_path):
             [branch] = run.branch(at=1, effects=effects)
             assert branch.run.status != "completed", way
         assert (sent(), len(waiting.inbox)) == before, way
+    assert len([each for each in stepwise.runs() if each.workflow.endswith(":child")]) <= 4
     old.shutdown()
 
 
