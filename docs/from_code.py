@@ -62,6 +62,7 @@ TYPES = {  # private aliases, in words
 
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CodePlace", "CompletedCall", "CurrentStep", "Event", "FirstTrue", "Handle"),
+    *("BranchCall", "RunBranch", "RunBranches"),
     *("InDoubtCall", "Program", "VariableChange", "VariableShown", "Why"),
     *("InboxMessage", "PendingWait", "Question", "RecordedFrame", "Recovered", "Run"),
     *(

@@ -27,7 +27,7 @@ from stepwise._calls.driver import Core, Unfinished, drive, drive_on, resume, st
 from stepwise._execution.account import SPENDS
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.process_memory import name_truly
-from stepwise._execution.tasks import warn_if_unseen
+from stepwise._execution.tasks import refuse_beside_branch, warn_if_unseen
 from stepwise._identity.identity import FUNCTION, Key, Parameters, captured, label_of
 from stepwise._identity.module_names import canonical_module, holds_name
 from stepwise._identity.versions import Version
@@ -458,7 +458,7 @@ class Step(Performer):
         """Call the function: recorded inside a run, directly outside."""
         scope = current_scope()
         if scope is None:
-            warn_if_unseen(self.what)
+            self._check_outside()
             if self.approve:
                 from stepwise._calls.approvals import refuse_outside  # on use
 
@@ -469,13 +469,18 @@ class Step(Performer):
             return hand_out(scope.run, self.what, ending)
         return ending.value if ending.error is None else ending.unwrap()
 
+    def _check_outside(self) -> None:
+        warn_if_unseen(self.what)
+        if self.effect:
+            refuse_beside_branch(self.what)
+
     async def acall(self, /, *args: Any, **kwargs: Any) -> Any:
         """Await the coroutine function: recorded inside a run, directly outside."""
         from stepwise._calls.async_driver import adrive  # on use: it loads asyncio
 
         scope = current_scope()
         if scope is None:
-            warn_if_unseen(self.what)
+            self._check_outside()
             if self.approve:
                 from stepwise._calls.approvals import refuse_outside  # on use
 
@@ -513,12 +518,16 @@ class Step(Performer):
         except MemoryError as error:
             doing = f"the arguments of {self.name!r} were compared with recorded ones"
             raise run.stop(stopped(doing, error)) from error
-        if run.records_arguments and self._as_run:
-            call = self._recording(self, scope, identity, bound, args, kwargs)
-            return call.core(asks_first=asks_first)
-        return self._performance(self, scope, identity, bound, args, kwargs).core(
-            asks_first=asks_first
-        )
+        kind = self.kind_of_call(run)
+        if run.effects and self.effect:
+            from stepwise._calls.branching import BranchedCall  # on use: in branches only
+
+            kind = BranchedCall
+        return kind(self, scope, identity, bound, args, kwargs).core(asks_first=asks_first)
+
+    def kind_of_call(self, run: ActiveRun) -> type[Performance]:
+        """Return the class of the calls in a run."""
+        return self._recording if run.records_arguments and self._as_run else self._performance
 
     def _check(self, run: ActiveRun, args: tuple[Any, ...]) -> None:
         """Refuse a second lambda of the same name, and warn of a cache around side effects."""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from stepwise._execution.concurrency import Flows
@@ -431,6 +432,37 @@ class Account:
         live, seconds = self._live, self._seconds + self.clock.now()
         spent = Spent(live.usd, int(live.tokens), live.steps + self._in_flight, seconds)
         return exceeded(self.run_id, self.budget, spent)
+
+
+_pool: ContextVar[Account | None] = ContextVar("stepwise_pool", default=None)
+
+
+def pool_here() -> Account | None:
+    """Return the account that the runs which begin here have in common, if any."""
+    return _pool.get()
+
+
+@contextmanager
+def pooled(name: str, budget: Budget | None, spent: Iterable[Any]) -> Iterator[None]:
+    """Let the runs that begin in this block share a budget; time counts once for all of them.
+
+    Args:
+        name: of the runs together, for messages.
+        spent: the amounts (:class:`stepwise.Spent`) of the runs before.
+    """
+    if budget is None:
+        yield
+        return
+    account = Account(name, Flows(), budget, None)
+    account._family.discard(account)  # it executes nothing itself
+    for each in spent:
+        account._live.add(each.usd, each.tokens, each.steps)
+        account._seconds += each.seconds
+    token = _pool.set(account)
+    try:
+        yield
+    finally:
+        _pool.reset(token)
 
 
 def amounts_of_usage(usage: Mapping[str, Any]) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunWait, Suspended
+from stepwise._runs.messages import refuse_in_branch
 from stepwise._runs.run import Run, current_step
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed, now
@@ -230,6 +231,7 @@ def _submit_once(
     The id follows from the step's idempotency key: a step that was killed before it was recorded
     finds its run, and submits no second one.
     """
+    refuse_in_branch(f"submits no run of {workflow.label!r}")
     if run_id is None:
         key = current_step().idempotency_key.encode()
         run_id = f"{workflow.label}-{hashlib.blake2b(key, digest_size=6).hexdigest()}"

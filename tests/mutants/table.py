@@ -1224,6 +1224,45 @@ _CACHE = [
     ),
 ]
 
+_BRANCHES = [
+    _mutant(
+        "a branch makes its side effects",
+        "_calls/steps.py",
+        "if run.effects and self.effect:",
+        "if False:",
+        "test_branches.py::test_refused",
+        "test_branch_programs.py::test_no_side_effect_gets_out_of_killed_branches",
+    ),
+    _mutant(
+        "a child run of a branch makes side effects",
+        "_execution/active_run.py",
+        "(facts if parent is None else parent).effects",
+        "facts.effects",
+        "test_branches.py::test_what_would_get_out",
+    ),
+    _mutant(
+        "a run whose records branches share is deleted",
+        "_runs/verify.py",
+        "    if branches:\n",
+        "    if False:\n",
+        "test_branches.py::test_forget_names_the_branches",
+    ),
+    _mutant(
+        "a base deletes records that a branch shares",
+        "_checkpoints/checkpoints.py",
+        " and not self._is_shared(facts)",
+        "",
+        "test_branches.py::test_a_shared_journal_is_not_pruned",
+    ),
+    _mutant(
+        "a branch pays for what it shares",
+        "_journal/records.py",
+        "    return uncounted(record), payload",
+        "    return record, payload",
+        "test_branches.py::test_what_came_before_is_shared",
+    ),
+]
+
 MUTANTS = [
     *_RESUME,
     *_OPERATION,
@@ -1241,4 +1280,5 @@ MUTANTS = [
     *_RERUNS,
     *_STREAMS,
     *_CACHE,
+    *_BRANCHES,
 ]
