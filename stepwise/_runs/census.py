@@ -14,6 +14,7 @@ from stepwise._journal import journal as journals
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import deaths_of
 from stepwise._runtime.facts import NamedTuple
+from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Store
 from stepwise.stores.base import Words
 
@@ -79,7 +80,10 @@ class Census:
             return "ready", None
         known = self._crashed.get(facts.run_id)
         if known is None or known[0] != facts:
-            deaths = deaths_of(self._store, self._seal, facts)
+            try:
+                deaths = deaths_of(self._store, self._seal, facts)
+            except (StepwiseError, RunStopped):  # if the store is away, the next read says so
+                return "unreadable", None
             known = facts, ("stuck", None) if deaths.are_deadly else ("crashed", deaths.at)
             self._crashed[facts.run_id] = known
         return known[1]

@@ -19,7 +19,7 @@ from stepwise._runs import census
 from stepwise._runs.census import Census
 from stepwise._runtime import events, settings
 from stepwise._workflows.up import RunOutput, Supervisor, Terms
-from stepwise.errors import ConfigurationError, StoreError
+from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 from stepwise.integrations import prometheus
 from stepwise.stores import open_store
 from stepwise.stores._group_commit import Commits
@@ -194,6 +194,20 @@ def test_a_suspended_run_that_is_late(monkeypatch):
     assert Census(store()).count() == ({"suspended": 1, "cancelled": 0, "completed": 0}, 0.0)
     monkeypatch.setattr(census.time, "time", lambda: time.monotonic() + 2**33)
     assert Census(store()).count().late > 2**32
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(monkeypatch):
+    """A crashed run whose journal is damaged counts as unreadable, and the others as they are."""
+    job("a")
+    with pytest.raises(SystemExit):
+        acting("x")
+
+    def deaths_of(*_):
+        raise CorruptStoreError("damaged")
+
+    monkeypatch.setattr(census, "deaths_of", deaths_of)
+    found = Census(store()).count().by_status
+    assert (found["completed"], found["unreadable"]) == (1, 1)
 
 
 def test_a_run_that_is_executed_is_not_late():
