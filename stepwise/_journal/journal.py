@@ -76,7 +76,7 @@ def seal_head(seal: Seal, facts: records.RunFacts, last: int, link: bytes) -> He
     data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
     index, finished = seal.index(facts.workflow), facts.status in ("completed", "cancelled")
     words = "".join(map(_word, map(seal.index, _words_of(facts))))
-    return Head(facts.run_id, index, finished, bytes(data), words)
+    return Head(facts.run_id, index, finished, bytes(data), words, facts.due)
 
 
 _OF = "of "
@@ -489,6 +489,10 @@ def marker(seal: Seal, run_id: str) -> Callable[[Position], bytes]:
     return mark
 
 
+def _no_mark(_: Position) -> bytes:
+    return b""
+
+
 class Mark(NamedTuple):
     """The end of a journal: the last record's number, the intents up to it, the link to it."""
 
@@ -713,9 +717,10 @@ class Records(Share):
         self.journal.enter(self, commits)
 
     def ended(self) -> None:
-        super().ended()
         if self.error is None:
             self.journal.reached(self)
+        else:
+            super().ended()
 
 
 class Journal:
@@ -724,6 +729,7 @@ class Journal:
     Args:
         epoch: the epoch of the lease, which every write carries.
         fsync: True if an acknowledged record must survive a power cut.
+        marks: False to leave no mark or anchor, for a run that has not begun.
 
     Attributes:
         calls: the highest number of a call so far.
@@ -734,7 +740,16 @@ class Journal:
         note: notes the calls in progress for displays; ``None`` if notes are not kept.
     """
 
-    def __init__(self, store: Store, seal: Seal, run_id: str, epoch: int, *, fsync: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        seal: Seal,
+        run_id: str,
+        epoch: int,
+        *,
+        fsync: bool,
+        marks: bool = True,
+    ) -> None:
         self.store = store
         self.seal = seal
         self.run_id = run_id
@@ -748,7 +763,7 @@ class Journal:
         self._sealing: Any = threading.RLock()
         self._commits = commits_of(store, fsync=fsync)
         self._chain = Chain()
-        self._mark = marker(seal, run_id)
+        self._mark = marker(seal, run_id) if marks else _no_mark
         self.note = noter(store, seal, run_id, epoch)
         self._at = self._next = Position()  # the ends of the written and of the sealed records
         self._head: records.RunFacts | None = None  # the newest facts for the head
@@ -856,7 +871,7 @@ class Journal:
             )
             share.numbers = [*range(at.last + 1, end.last + 1)]
             # The anchor remembers side effects even if the store forgets them.
-            share.anchors = durable and (head is not None or end.effects != at.effects)
+            share.anchors = bool(marked) and (head is not None or end.effects != at.effects)
             share.chain, share.end = chain, end
             try:
                 commits.join(share)

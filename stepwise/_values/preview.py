@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from stepwise._values.trees import dict_of, place_of, slot_values, slots_in
+from stepwise._values.trees import held_by, place_of
 from stepwise._values.unpickling import Data
 
 # -- preview --------------------------------------------------------------------------------------
@@ -127,7 +127,8 @@ class _Repr(reprlib.Repr):
         if names is not None:
             if level <= 0:
                 return f"{cls.__name__}(...)"
-            held = _fields(x)
+            is_tuple = issubclass(cls, tuple)
+            held = dict(zip(names, tuple.__iter__(x), strict=False)) if is_tuple else held_by(x)
             shown = [f"{n}={self.repr1(held.get(n, '?'), level - 1)}" for n in names[:4]]
             return f"{cls.__name__}({', '.join(shown + ['...'] * (len(names) > 4))})"
         if cls.__module__.partition(".")[0] in WITH_SHAPES and hasattr(x, "shape") and x.shape:
@@ -189,17 +190,6 @@ def shown_fields(cls: type) -> list[str] | None:
     if hasattr(cls, "__attrs_attrs__"):
         return [each.name for each in cls.__attrs_attrs__ if each.repr]
     return list(cls._fields) if issubclass(cls, tuple) and hasattr(cls, "_fields") else None
-
-
-def _fields(x: Any) -> dict[str, Any]:
-    """Return the attributes of an object without calling code of its class."""
-    cls: Any = type(x)
-    if issubclass(cls, tuple):
-        return dict(zip(cls._fields, tuple.__iter__(x), strict=False))
-    held = slot_values(x, slots_in(cls))
-    with contextlib.suppress(AttributeError):  # it has slots only
-        held.update(dict_of(x))
-    return held
 
 
 def _repr_of(cls: type) -> Any:

@@ -48,6 +48,7 @@ a hash of each view's bytes                    each byte of a matrix is hashed t
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import enum
 import functools
@@ -616,6 +617,15 @@ def dict_of(instance: object) -> dict[str, Any]:
     """Return the very ``__dict__`` of an instance, without calling code of its class."""
     found: dict[str, Any] = object.__getattribute__(instance, "__dict__")
     return found
+
+
+def held_by(instance: object) -> dict[str, Any]:
+    """Return the attributes of an instance, in slots first, without calling code of its class."""
+    cls: Any = type(instance)
+    held = slot_values(instance, slots_in(cls))
+    with contextlib.suppress(AttributeError):  # the class has slots only
+        held |= dict_of(instance)
+    return held
 
 
 _OFFSETS = {"__dictoffset__", "__vectorcalloffset__", "__weaklistoffset__"}

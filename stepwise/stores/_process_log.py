@@ -300,8 +300,14 @@ def fence(path: str) -> None:
 
 
 def weight(batch: Batch) -> int:
-    """Return the size in bytes of what a batch writes, without names and numbers."""
-    return sum([len(data) for _, data in batch[0]]) + sum(map(len, batch[1].values()))
+    """Return the approximate size of a batch in bytes."""
+    records, put, delete, _, _, _, _ = batch  # unpacking is faster than attribute access
+    found = _RECORD.size * (len(records) + len(put) + len(delete))
+    for _, data in records:
+        found += len(data)
+    for data in put.values():  # sum() takes three times as long
+        found += len(data)
+    return found
 
 
 def _seed(path: str) -> int:

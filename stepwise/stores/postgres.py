@@ -509,7 +509,7 @@ class PostgresStore:
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
         if workflow is None and not unfinished:
             return self._oldest_heads()
-        which = " AND NOT finished" if unfinished else ""
+        which = " AND NOT finished AND due IS NULL" if unfinished else ""
         more = () if workflow is None else (hashed(workflow),)
         which += "" if workflow is None else " AND workflow = $3"
 
@@ -530,7 +530,7 @@ class PostgresStore:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         numbers = itertools.count(3)
         has, more = _having(words, numbers)
-        which = f"{' AND NOT finished' * unfinished}{has}"
+        which = f"{' AND NOT finished AND due IS NULL' * unfinished}{has}"
         if before:
             run = f"(SELECT run FROM {self._schema}.leases WHERE hash = ${next(numbers)})"
             which += f" AND place < (SELECT place FROM {self._schema}.runs WHERE run = {run})"
@@ -542,6 +542,19 @@ class PostgresStore:
             return self._rows(f"{sql}ORDER BY place DESC LIMIT $2", before, size, *more)
 
         return (_head(*row) for row in self._pages(page, 1 << 62))
+
+    def due_heads(self, workflow: str) -> Iterator[Head]:
+        """Yield the heads of a workflow's runs that are to begin, the earliest first."""
+
+        def page(after: tuple[float, int], size: int) -> list[Any]:
+            sql = (
+                f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE workflow = $1 "
+                "AND due IS NOT NULL AND (due, place) > ($2, $3) ORDER BY due, place LIMIT $4"
+            )
+            rows = self._rows(sql, hashed(workflow), *after, size)
+            return [((row[-2], row[0]), *row[1:]) for row in rows]
+
+        return itertools.starmap(_head, self._pages(page, (-math.inf, 0)))
 
     def count_heads(self, words: Words = ()) -> int:
         """Return the number of runs whose heads have these words, child runs included."""
@@ -615,7 +628,7 @@ class PostgresStore:
             lambda connection: connection.execute(sql, parameters, binary=True).fetchall()
         )
 
-    def _pages(self, page: Callable[[int, int], list[Any]], cursor: int) -> Iterator[Any]:
+    def _pages(self, page: Callable[[Any, int], list[Any]], cursor: Any) -> Iterator[Any]:
         """Yield rows, read page by page; nothing stays open between two pages."""
         for size in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
             found = page(cursor, size)
@@ -641,7 +654,7 @@ class PostgresStore:
         self._connections.close()
 
 
-_HEAD = "name, flow, finished, words, data"
+_HEAD = "name, flow, finished, words, due, data"
 
 
 def _having(words: Words, numbers: Iterator[int]) -> tuple[str, list[bytes]]:
@@ -651,8 +664,10 @@ def _having(words: Words, numbers: Iterator[int]) -> tuple[str, list[bytes]]:
     return "".join(f" AND ({each})" for each in has), texts
 
 
-def _head(_: int, name: bytes, flow: bytes, finished: bool, words: bytes, data: bytes) -> Head:
-    return Head(to_text(name), to_text(flow), finished, data, to_text(words))
+def _head(
+    _: Any, name: bytes, flow: bytes, finished: bool, words: bytes, due: float | None, data: bytes
+) -> Head:
+    return Head(to_text(name), to_text(flow), finished, data, to_text(words), due)
 
 
 def _owner(text: str | None) -> Owner | None:

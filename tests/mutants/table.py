@@ -799,9 +799,30 @@ _WAITS = [
     _mutant(
         "a run is taken from the supervisor that has its code",
         "_workflows/up.py",
-        "if not self._is_left_to_another_version(plan.run):",
-        "if plan.run:",
+        " and not self._is_left_to_another_version(run)",
+        "",
         "test_two_versions.py::test_a_run_stays_with_its_version",
+    ),
+    _mutant(
+        "a submitted run that another process has begun is begun here, too",
+        "_workflows/up.py",
+        "return backlog.look_at(run.facts.run_id) == run",
+        "return True",
+        "test_submitted.py::test_a_run_that_somebody_began_is_not_begun_again",
+    ),
+    _mutant(
+        "all submitted runs are planned at once",
+        "_workflows/up.py",
+        "itertools.islice(found, _DRAWN)",
+        "found",
+        "test_submitted.py::test_looking_does_not_cost_more_with_many",
+    ),
+    _mutant(
+        "a submitted run begins, so that it can be cancelled",
+        "_runs/messages.py",
+        "if facts.is_submitted:",
+        "if facts.pruned:",
+        "test_submitted.py::test_cancelled_before_it_begins",
     ),
     _mutant(
         "the first death doubles the pause",
