@@ -184,14 +184,15 @@ def test_the_census_says_what_the_listing_says(tmp_path):
 
 
 def test_a_suspended_run_that_is_late(monkeypatch):
-    """A run is late by the seconds since the moment that it waits for."""
+    """A run is late by the seconds since its moment; a submitted run is suspended, too."""
     settings.suspend_soon(0)
     try:
         with pytest.raises(stepwise.RunSuspended):
             sleeper(1000)
     finally:
         settings.suspend_soon(60)
-    assert Census(store()).count() == ({"suspended": 1, "cancelled": 0, "completed": 0}, 0.0)
+    job.submit("later")
+    assert Census(store()).count() == ({"suspended": 2, "cancelled": 0, "completed": 0}, 0.0)
     monkeypatch.setattr(census.time, "time", lambda: time.monotonic() + 2**33)
     assert Census(store()).count().late > 2**32
 
