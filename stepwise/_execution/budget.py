@@ -90,6 +90,7 @@ class Spent:
         saved: the spending of calls that the last attempt did not repeat: ``usd``, ``tokens`` and
             ``seconds``, by unit.
         lost: seconds between the attempts of the run, each from the last record of one to the next.
+        cached_tokens: the part of the tokens that the prompt caches of providers held.
     """
 
     usd: float = 0.0
@@ -99,6 +100,7 @@ class Spent:
     at_least: bool = False
     saved: Mapping[str, float] | None = None
     lost: float = 0.0
+    cached_tokens: int = 0
 
     def __str__(self) -> str:
         told = amounts_text(vars(self))
@@ -113,9 +115,11 @@ class Spent:
 
 def amounts_text(amounts: Mapping[str, Any]) -> str:
     """Return amounts as text: the nonzero ones, and seconds from 1 s on."""
+    cached = amounts.get("cached_tokens")
     told = [
         _money(amounts["usd"]) if amounts.get("usd") else "",
         f"{amounts['tokens']:,} tokens" if amounts.get("tokens") else "",
+        f"{cached:,} of them cached" if cached else "",
         count(amounts["steps"], "step") if amounts.get("steps") else "",
         f"{amounts['seconds']:,.1f} s" if amounts.get("seconds", 0) >= 1 else "",
     ]
