@@ -36,7 +36,6 @@ PEERS = {
     "dbos": "dbos",
     "pydantic_ai": "pydantic-ai-slim",
     "restate": "restate-sdk",
-    "prefect": "prefect",
 }
 """The libraries, in the order of the table, with their distributions."""
 
