@@ -70,6 +70,7 @@ ONLY_IN = {
     "referencing": {"stepwise._values.data"},
     "starlette": {"stepwise.http", "stepwise.ui"},
     "sqlite3": {"stepwise._runs.doctor", "stepwise.stores"},
+    "prometheus_client": {"stepwise.integrations"},
     "psycopg": {"stepwise.stores"},
     "ray": {"stepwise._calls.ray_executor"},
     "tenacity": {"stepwise._runtime.retries"},
@@ -88,9 +89,9 @@ MAY_IMPORT = {
     ),
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
-        "_execution.outcomes _execution.tasks _identity.clients _runs.run _runs.steps _runtime "
-        "_values _workflows.handles _workflows.up _workflows.host "
-        "stores._files stores._locks stores._postgres_presence"
+        "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.census "
+        "_runs.run _runs.steps _runtime _values _workflows.handles _workflows.up _workflows.host "
+        "stores._files stores._group_commit stores._locks stores._postgres_presence"
     ),
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
@@ -364,7 +365,7 @@ WRITERS = """
     _calls.approvals _calls.call _calls.compensation _calls.doubt _calls.edits _calls.limited
     _calls.streams _calls.waiting _execution.account _execution.active_run _execution.outcomes
     _runs.fork _runs.messages _runs.questions _runs.run _runs.verify _workflows.begin
-    _workflows.execute _workflows.host _workflows.resume testing.crashes
+    _workflows.execute _workflows.host _workflows.resume _workflows.submitted testing.crashes
 """
 
 
@@ -568,7 +569,7 @@ FRONT_DOOR = """
     CorruptStoreError CurrentStep DidNotHappen DigestError Event FirstTrue Handle
     InDoubtCall InboxMessage
     Inconclusive JournalLostError Landed LeaseLostError Limit NotRecordableError OutsideRunError
-    PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Run
+    PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Retain Run
     RunBusyError
     RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
     RunSkipped RunStopped RunStream RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent

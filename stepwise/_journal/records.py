@@ -20,7 +20,7 @@ from stepwise.errors import StoreError
 
 
 StepStatus = Literal["completed", "failed", "cancelled"]
-WaitKind = Literal["time", "signal", "approval", "limit"]
+WaitKind = Literal["time", "signal", "approval", "limit", "start"]
 
 _NOTHING: Mapping[str, str] = {}
 _NO_USAGE: Mapping[str, Any] = {}
@@ -109,6 +109,7 @@ class Started(NamedTuple):
         tags: strings by name, for people who look for the run.
         trace: the attempt's place in a trace, by name, as the process's tracer gave it.
         by: who made the fork (``user@host``); empty for other runs.
+        made: versions of the program's classes among the arguments, by their full names.
     """
 
     workflow: str
@@ -129,6 +130,7 @@ class Started(NamedTuple):
     tags: Mapping[str, str] = _NOTHING
     trace: Mapping[str, str] = _NOTHING
     by: str = ""
+    made: Mapping[str, str] = _NOTHING
 
 
 class Resumed(NamedTuple):
@@ -251,8 +253,9 @@ class RunWait(NamedTuple):
     """One thing that a suspended run waits for.
 
     Args:
-        number: of the call.
-        kind, name, until, ticket: as in :class:`Waiting`.
+        number: of the call; 0 for a run that was submitted, and has not begun.
+        kind, name, until, ticket: as in :class:`Waiting`.  A submitted run waits for its
+            ``start``, which comes at ``until`` at the earliest.
         since: when the wait began, in seconds since 1970.
         run: the child run that makes the call; empty for the run itself.
         seen: number of the last examined message in that run's inbox.
@@ -275,6 +278,7 @@ class RunWait(NamedTuple):
             "signal": f"for the signal {self.name!r}",
             "approval": f"for an answer to {self.name!r}",
             "limit": f"for the limit {self.name!r}",
+            "start": "to be begun",
         }[self.kind]
 
 
@@ -647,6 +651,16 @@ class RunFacts(NamedTuple):
     cancels: int = 0
     tally: Tally | None = None
     forked_by: str = ""
+
+    @property
+    def is_submitted(self) -> bool:
+        """True if the run was submitted, and has not begun."""
+        return self.status == "suspended" and bool(self.waits) and self.waits[0].kind == "start"
+
+    @property
+    def due(self) -> float | None:
+        """When a submitted run is to begin, in seconds since 1970; ``None`` for other runs."""
+        return self.waits[0].until if self.is_submitted and not self.cancelling else None
 
     def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; a run stopped on purpose stays so until it is called."""

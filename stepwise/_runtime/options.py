@@ -207,7 +207,7 @@ def _is_text(value: Any) -> bool:
 # supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions", "stream:", "up:"),
+    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions", "queue:", "stream:", "up:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 
@@ -339,6 +339,7 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
         _or_none(_is_positive),
         "seconds, above 0; None for as long as it takes",
     ),
+    "concurrent": (_or_none(_is_count), "a number of runs, 1 or more; None for any number"),
     "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
     "retention": _RETENTION,
     "keep": (_is_count, "a number of checkpoints, 1 or more"),

@@ -41,6 +41,7 @@ from stepwise._execution.active_run import (
     debugged,
     live_runs,
 )
+from stepwise._execution.concurrency import Gong
 from stepwise._execution.location import Locator
 from stepwise._execution.outcomes import (
     load_inputs,
@@ -71,7 +72,7 @@ from stepwise._rewrite import Points
 from stepwise._runtime import asyncio_state, settings, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import fold, kernel_shell, notice, reports, shell_word, warn
+from stepwise._runtime.messages import count, fold, kernel_shell, notice, reports, shell_word, warn
 from stepwise._values import digest as _digest
 from stepwise._values.codec import Codec
 from stepwise._values.digest import dotted
@@ -94,6 +95,7 @@ from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
     from stepwise._display.progress import Display
+    from stepwise._execution.turns import Turn
     from stepwise._runs.run import Run
 
 
@@ -341,6 +343,10 @@ def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
 RunT = TypeVar("RunT", bound=OpenedRun)
 
 
+class NoTurnError(Exception):
+    """A run has to wait for its turn, and is not taken up."""
+
+
 def check_may_begin(label: str) -> None:
     """Refuse to begin or resume a run in a process that only looks at runs."""
     if memory.only_looks:
@@ -365,6 +371,7 @@ def open_run(
         JournalLostError: records of side effects are missing.
         ConfigurationError: the run would be recorded as pickles, which this process refuses to
             load.
+        NoTurnError: the run is free, and has to wait for its turn.
     """
     check_may_begin(call.callee.workflow.label)
     if not call.codec:
@@ -383,12 +390,18 @@ def open_run(
         if facts is not None or lease.epoch > 1:  # the owner may have completed the run meanwhile
             facts, recall = recall_run(call, seal)
         if recall is None:
+            _check_turn(call)
             return kind(call, *_take_up(call, seal, lease, facts))
     except BaseException:
         lease.release()
         raise
     lease.release()
     return recall
+
+
+def _check_turn(call: Invocation) -> None:
+    if call.needs_turn:
+        raise NoTurnError
 
 
 def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
@@ -407,7 +420,7 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
             return recall
     check_call(call, facts, request)
     if call.explicit and facts is not None:
-        _check_conflict(call, seal, facts)
+        check_conflict(call, seal, facts)
     call = DebuggedRun.prepared(call)
     taken = _take_up(call, seal, Lease(call.store, call.run_id), facts)
     return DebuggedRun(call, *taken)
@@ -472,7 +485,7 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
             path=call.store.url,
         )
     if call.explicit:
-        _check_conflict(call, seal, facts)
+        check_conflict(call, seal, facts)
     if facts.status == "cancelled":
         _refuse_cancelled(call, seal, facts)
     return facts, _result(call, seal, facts) if facts.status == "completed" else None
@@ -540,7 +553,12 @@ def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
         raise error
 
 
-def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+def check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+    """Refuse a run id that belongs to another call.
+
+    Raises:
+        RunConflictError: the message names the parts that differ.
+    """
     callee, workflow = call.callee, call.callee.workflow
     facts = counted_here(call.store, seal, facts, callee)
     is_call = is_call_of(call.store, seal, facts, callee)
@@ -549,7 +567,7 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     differing = parts.differing(facts.parts, growing=False) if parts is not None else []
     if is_call and not differing:
         return
-    given = f"{workflow.label}({callee.hiding.shown(callee.bound, _secrets_of(call))})"
+    given = f"{workflow.label}({callee.hiding.shown(callee.bound, secrets_of(call))})"
     recorded = f"{facts.label}({facts.arguments})"
     other = is_call or facts.workflow == workflow.full_name
     detail = "" if other else f" of {facts.workflow}"
@@ -581,16 +599,17 @@ def _take_up(
     callee = call.callee
     journal = journals.Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
     is_new = facts is None
-    secrets = _secrets_of(call)
+    secrets = secrets_of(call)
     around = surroundings(callee.bound, callee.instance, secret=callee.secret)
     before = bytes(record_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
         journal.load()  # an empty run, or an error that names the loss
-        if call.parent is None and (call.store.url, seal.key_id) not in _same_key:
-            journals.check_key(call.store, seal)
-            _same_key.add((call.store.url, seal.key_id))
+        if call.parent is None:
+            check_key(call.store, seal)
         facts, began = _start(call, journal, secrets)
+    if facts.is_submitted:
+        facts = facts._replace(created_at=time.time())  # now it begins
     node = callee.workflow.source.node()
     function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
     if not is_new:
@@ -613,7 +632,14 @@ def _take_up(
     return active, before, is_new
 
 
-def _secrets_of(call: Invocation) -> Secrets:
+def check_key(store: Store, seal: Seal) -> None:
+    """Refuse, once in a process, to begin a run in a store that was written with another key."""
+    if (store.url, seal.key_id) not in _same_key:
+        journals.check_key(store, seal)
+        _same_key.add((store.url, seal.key_id))
+
+
+def secrets_of(call: Invocation) -> Secrets:
     """Return the secrets of a call, including those of its parent run."""
     secrets = call.parent.secrets if call.parent is not None else Secrets()
     secrets.add(call.callee.secret)
@@ -623,6 +649,19 @@ def _secrets_of(call: Invocation) -> Secrets:
 def _start(
     call: Invocation, journal: journals.Journal, secrets: Secrets
 ) -> tuple[RunFacts, tuple[Started, Data]]:
+    started, payload, facts = beginning(call, secrets)
+    if call.parent is None:
+        asked = call.explicit or call.anew or not isinstance(call.callee.workflow, Definition)
+        look_beside(call.store, journal.seal, facts, call.callee, is_asked_for=asked)
+    trace = tracing.begin(facts, facts.trace, current_scope())
+    started, facts = started._replace(trace=trace), facts._replace(trace=trace)
+    # Usually not durable: losing the record costs nothing, and the first step's commit includes it.
+    journal.append((started, payload), durable=call.callee.promised, head=facts)
+    return facts, (started, payload)
+
+
+def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFacts]:
+    """Return the first record of a new run, with its payload, and the facts of the run."""
     # Imported on use: a resume needs neither, and should not become slower.
     from stepwise._execution.outcomes import record_inputs
     from stepwise._journal.course import facts_at_start
@@ -630,7 +669,7 @@ def _start(
     parent = call.parent
     callee, workflow = call.callee, call.callee.workflow
     bound, secret = callee.bound, callee.secret
-    payload, form = record_inputs(
+    payload, form, made = record_inputs(
         Codec(call.codec), workflow.function, bound, callee.method, callee.instance, secret
     )
     command, cwd = process_command(secrets.mask) if parent is None else ((), "")
@@ -649,22 +688,14 @@ def _start(
         hidden=" ".join(callee.hiding.names(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
         tags={name: secrets.mask(text) for name, text in callee.tags},
+        made=made,
     )
     facts = facts_at_start(call.run_id, started)._replace(
         label=workflow.label,
         codec=call.codec,
         restored=parent is not None and parent.facts.restored,
     )
-    if parent is None:
-        asked = call.explicit or call.anew or not isinstance(workflow, Definition)
-        look_beside(call.store, journal.seal, facts, callee, is_asked_for=asked)
-    if secrets.found_in(payload):
-        payload = b""
-    trace = tracing.begin(facts, facts.trace, current_scope())
-    started, facts = started._replace(trace=trace), facts._replace(trace=trace)
-    # Usually not durable: losing the record costs nothing, and the first step's commit includes it.
-    journal.append((started, payload), durable=callee.promised, head=facts)
-    return facts, (started, payload)
+    return started, b"" if secrets.found_in(payload) else payload, facts
 
 
 # -- turns ----------------------------------------------------------------------------------------
@@ -673,6 +704,7 @@ def _start(
 OnOwned = Literal["raise", "wait", "skip"]
 
 _SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two polls
+_TELL_OF_TURN = 0.9  # seconds after which a call says that it waits for its turn
 
 _waiting: list[tuple[ActiveRun, str]] = []  # runs that wait for another run, with its id
 
@@ -1358,6 +1390,8 @@ class TopLevel(WorkflowCall):
 
     Attributes:
         meant: see :class:`Invocation`; only for a run that is named.
+        permit: the turn of the run, if its workflow has ``concurrent=``.
+        counts: whether the run needs such a turn.
     """
 
     display: Display | None = None
@@ -1371,6 +1405,8 @@ class TopLevel(WorkflowCall):
     _runs: Iterator[Meant]
     _starting: Starting | None = None  # None once the run has suspended
     continues = False  # True if the run was suspended by a call of this object
+    permit: Turn | None = None
+    counts = True
     unheard = False  # True if the run is woken after its call has ended, and the result is unused
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
@@ -1407,6 +1443,13 @@ class TopLevel(WorkflowCall):
         The steps are: choose the run, take it up (recall its result, resume it, or begin it), and
         remember which run it is.
         """
+        try:
+            return (yield from self._turns(blocks=blocks, waits=waits))
+        except BaseException:
+            self.leave_turn()
+            raise
+
+    def _turns(self, *, blocks: bool, waits: Callable[[], None] | None) -> Core:
         if not self.run_id:
             self.choose()
         while self.taken is None:
@@ -1422,6 +1465,9 @@ class TopLevel(WorkflowCall):
                     raise
                 self.joined, self.taken = True, Recall(None)
                 break
+            except NoTurnError:
+                yield from self._await_turn(waits)
+                continue
             except (errors.RunBusyError, errors.RunOwnedError):
                 if not self._meant.unfinished:
                     raise
@@ -1435,6 +1481,37 @@ class TopLevel(WorkflowCall):
                 raise
             self.taken = opened
         return Result()
+
+    def _await_turn(self, waits: Callable[[], None] | None) -> Core:
+        """Wait until as few other runs of the workflow are executed as ``concurrent=`` says."""
+        from stepwise._calls.limited import ask_for_run, granted  # on use: few workflows have it
+
+        name, most = self.workflow.full_name, self.options.concurrent
+        place, bell, began = (self.store, journals.seal_for(self.store)), Gong(), time.monotonic()
+        assert most is not None
+        is_told = False
+
+        def look() -> None:
+            nonlocal is_told
+            if waits is not None:
+                waits()
+            if not is_told and time.monotonic() - began >= _TELL_OF_TURN:
+                is_told = True
+                notice(
+                    f"{self.run_id}: waits for its turn, since at most {count(most, 'run')} of "
+                    f"{name} may be executed at once"
+                )
+
+        permit = ask_for_run(place, name, most, self.run_id, bell.ring)
+        yield from granted(permit, bell, look)
+        self.permit = permit
+        return Result()
+
+    def leave_turn(self) -> None:
+        """Give the turn of the run to another one."""
+        permit, self.permit = self.permit, None
+        if permit is not None:
+            permit.desk.over(permit)
 
     def starting(self) -> Starting:
         """Return the object that chooses the run of this call."""
@@ -1502,6 +1579,7 @@ class TopLevel(WorkflowCall):
             waited=waited,
             resumes=self.resumes,
             anew=meant.generated and bool(meant.told),
+            needs_turn=self.permit is None and self.counts and self.options.concurrent is not None,
         )
         opened = open_run(call, WorkflowRun)
         self.opened = True
@@ -1532,6 +1610,7 @@ class TopLevel(WorkflowCall):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.display is not None:
             self.display.close()
+        self.leave_turn()
         if self.joined:
             return
         if error is None and not self.unheard:  # otherwise the next equal call means this run, too

@@ -63,6 +63,7 @@ class Options:
     tags: tuple[tuple[str, str], ...] = ()
     budget: Budget | None = None
     timeout: float | None = None
+    concurrent: int | None = None
 
     def __init__(self, **chosen: Any) -> None:
         vars(self).update(chosen)  # the class holds the defaults, which most options keep
@@ -143,6 +144,7 @@ class TakesOptions:
             tags: Mapping[str, str] = ...,
             budget: Budget | None = ...,
             timeout: float | None = ...,
+            concurrent: int | None = ...,
             run_id: str | None = ...,
             fresh: bool = ...,
         ) -> Self:

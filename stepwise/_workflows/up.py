@@ -42,6 +42,7 @@ import functools
 import heapq
 import importlib
 import io
+import itertools
 import math
 import os
 import queue
@@ -52,22 +53,25 @@ import threading
 import time
 import types
 import urllib.parse
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise import errors
+from stepwise._calls.limited import ask_for_run
 from stepwise._execution.active_run import current_scope
-from stepwise._execution.process_memory import known_workflow, known_workflows, memory
+from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
+from stepwise._execution.turns import Turn
 from stepwise._execution.viewer import error_of
 from stepwise._journal.journal import facts_of, newest_mark, read_end, seal_for
 from stepwise._journal.lease import Lease, describe_owner
-from stepwise._journal.log import Bell
+from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
+from stepwise._runs.retention import Retention
 from stepwise._runs.run import Run
 from stepwise._runs.steps import error_line
 from stepwise._runtime import clock, settings
@@ -459,7 +463,7 @@ def _place(
         options = definition.options.changed({"on_owned": "raise"})
         definition = Definition(definition.function, options, definition)
     top = TopLevel(definition, instance, args, kwargs)
-    top.promised = True
+    top.promised, top.counts = True, False
     top.choose()
     check(top.store)
     workflow, whole = given  # possibly unbound, with the instance among the arguments
@@ -700,10 +704,16 @@ class Underway:
         refused: whether the workflow could not be called at all.
         lost: whether the process ended without a report; the store shows what became of the run.
         told: whether the executing process has already reported what became of the run.
+        permit: the turn of the run, if its workflow has ``concurrent=``.
     """
 
-    def __init__(self, run: handles.UnfinishedRun, news: Callable[[Underway], None]) -> None:
-        self.run = run
+    def __init__(
+        self,
+        run: handles.UnfinishedRun,
+        news: Callable[[Underway], None],
+        permit: Turn | None = None,
+    ) -> None:
+        self.run, self.permit = run, permit
         self.error: BaseException | None = None
         self.refused = self.lost = self.told = False
         self._news = news
@@ -766,6 +776,7 @@ class Threads:
         refused = False
         try:
             top = job.run.again()
+            top.permit = job.permit
         except Exception as problem:  # classes of loaded values may raise, too
             error, refused = problem, True
         else:
@@ -794,6 +805,7 @@ class Threads:
 
         try:
             top = job.run.again()
+            top.permit = job.permit
             handle = handles.start_task(top, asyncio.Semaphore(), wakes=False)
         except Exception as error:
             self._output.end(log)
@@ -881,6 +893,8 @@ def supervisor_name(workflow: str, code: str = "") -> str:
     return f"up:{workflow} {code}" if code else f"up:{workflow}"
 
 
+_DRAWN = 100  # submitted runs of a workflow that are planned; the others stay in the store
+_DRAW_AGAIN = 0.25  # seconds after a ring; a submission may follow another one without a ring
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
 _BELL = 0.1  # seconds between two looks at the bells
 _SET_BACK = 2.0  # seconds by which the clock may be corrected without a new look at everything
@@ -888,7 +902,8 @@ _SWEPT = 20  # inboxes that are looked into at each scan, since a ring may be lo
 _NAMED = 20  # runs of unknown workflows that are named, beside the first of each workflow
 _OWN_TASK = 60.0  # seconds for the task of a submitted run to begin it
 _LONGEST = 300.0  # seconds after a death, at most
-Kind = Literal["ready", "begun", "ended", "left", "changed", "draining", "problem"]
+_RETENTION = 1.0  # seconds for deletions in each store, with ``once``
+Kind = Literal["ready", "begun", "ended", "left", "changed", "draining", "problem", "pruned"]
 Key = tuple[str, str]
 
 
@@ -969,6 +984,35 @@ class _Plan(NamedTuple):
     alone: bool = False
 
 
+class _Queue:
+    """The submitted runs of one workflow in one store, of which only the next are planned.
+
+    Attributes:
+        planned: the runs that are planned.
+        has_more: whether there may be others behind them.
+    """
+
+    def __init__(self, backlog: handles.Backlog, names: tuple[str, ...]) -> None:
+        self._backlog, self._names = backlog, names
+        self.planned: dict[Key, handles.UnfinishedRun] = {}
+        self.has_more = False
+
+    def is_full(self) -> bool:
+        """Return whether as many runs as are planned are due, so that others need no look."""
+        last = next(reversed(self.planned.values()), None)
+        return self.has_more and last is not None and last.until <= clock.now()
+
+    def draw(self, is_planned: Callable[[handles.UnfinishedRun], bool]) -> None:
+        """Look for the next runs.
+
+        Args:
+            is_planned: returns whether a run is to be planned at all.
+        """
+        found = filter(is_planned, self._backlog.submitted(self._names))
+        self.planned = {run.key: run for run in itertools.islice(found, _DRAWN)}
+        self.has_more = len(self.planned) == _DRAWN
+
+
 class _LeftAlone(NamedTuple):
     """A run that the supervisor leaves alone until something about the run changes."""
 
@@ -981,8 +1025,14 @@ class Supervisor:
 
     Args:
         stores: the stores to look for unfinished runs in.
-        report: called with each :class:`Happening`.
+        report: called with each :class:`Happening`; by several threads.
         output: where the runs print.
+
+    Attributes:
+        ends: the status of each run that was executed, by run id.
+        deaths: how often the process of a run was found dead, by workflow.
+        looked: when the supervisor last looked for due runs, by the monotonic clock.
+        most: how many runs are executed at the same time, at most.
     """
 
     def __init__(
@@ -993,12 +1043,21 @@ class Supervisor:
         output: RunOutput,
     ) -> None:
         self._backlogs = {store.url: handles.Backlog(store) for store in stores}
+        self._queues = [
+            _Queue(backlog, names)
+            for backlog in self._backlogs.values()
+            for names in {names_of(each.definition) for each in known_workflows()}
+        ]
+        self._behind = _behind()  # fixed, so that the order of moments stays
+        self._draws: list[float] = []  # moments, by the monotonic clock, of looks at the queues
         self._terms, self._report = terms, report
         self._bells: dict[str, Bell] = {}
         self._plans: dict[Key, _Plan] = {}
         self._agenda: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
         self._moments: set[tuple[float, Key]] = set()  # the moments and runs in the heap
         self._jobs: dict[Key, Underway] = {}
+        self._asked: dict[Key, tuple[_Plan, Turn]] = {}  # runs that wait for their turn
+        self._held: list[_Plan] = []  # runs that ask for their turn once others have theirs
         self._left: dict[Key, _LeftAlone] = {}
         self._strange: set[str] = set()  # workflows that are not known here
         self._said: set[tuple[Key, str]] = set()
@@ -1016,6 +1075,13 @@ class Supervisor:
         self._by_ctrl_c = False
         self._horizon = math.inf
         self._failed = 0
+        self._noted = math.inf
+        self._died: dict[Key, float] = {}
+        self.ends: dict[str, str] = {}
+        self.deaths: Counter[str] = Counter()
+        self.looked, self.most = time.monotonic(), terms.most
+        stores = [each.store for each in self._backlogs.values()]
+        self.retention = Retention(stores, lambda what: self._say("pruned", None, what))
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -1029,6 +1095,11 @@ class Supervisor:
         self._news.put(None)
 
     @property
+    def is_stopped(self) -> bool:
+        """True if the supervisor begins no further run."""
+        return self._is_ending
+
+    @property
     def is_stopped_twice(self) -> bool:
         """True if the supervisor no longer waits for anything."""
         return self._stops > 1
@@ -1037,6 +1108,24 @@ class Supervisor:
     def is_executing(self) -> bool:
         """True if runs are still in progress that did not reach a safe point in time."""
         return bool(self._jobs)
+
+    @property
+    def slots_in_use(self) -> int:
+        """How many runs are being executed."""
+        return len(self._jobs)
+
+    def note_due(self, at: float) -> None:
+        """Note a moment, in seconds since 1970, at which this command should run again."""
+        self._noted = min(self._noted, at)
+
+    @property
+    def wake(self) -> float | None:
+        """When the next start is due, in seconds since 1970; ``None`` if nothing waits for a time.
+
+        Runs that other processes execute are not considered.
+        """
+        at = min([self._noted, *(plan.at for plan in self._plans.values())])
+        return None if math.isinf(at) else at
 
     @property
     def exit_code(self) -> int:
@@ -1069,12 +1158,16 @@ class Supervisor:
             now, plans = clock.now(), self._plans.values()
             waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
             due = count(len(plans) - waiting, "run")
-            self._say("ready", None, f"{due} to continue, {waiting} waiting")
+            more = "at least " if any(each.has_more for each in self._queues) else ""
+            self._say("ready", None, f"{more}{due} to continue, {waiting} waiting")
+            if not self._terms.once:
+                self.retention.begin()
         scanned, behind = time.monotonic(), _behind()
         while not self._is_ending:
+            self.looked = time.monotonic()
             self._begin_due()
             is_due = any(plan.at <= self._horizon for plan in self._plans.values())
-            if self._terms.once and not self._jobs and not is_due:
+            if self._terms.once and not (self._jobs or self._asked or is_due):
                 break
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
             set_back = _behind() > behind + _SET_BACK
@@ -1088,11 +1181,26 @@ class Supervisor:
                 scanned, behind = time.monotonic(), _behind()
             else:
                 self._hear()
+                if self._draws and time.monotonic() >= self._draws[0]:
+                    del self._draws[0]
+                    self._draw()
+        self._end()
+
+    def _end(self) -> None:
+        """End in order: first what others may take over."""
+        for _, turn in self._asked.values():
+            turn.desk.leave(turn)
         for url in self._backlogs:
             self._withdraw(url)
         self._drain()
+        for job in self._jobs.values():
+            self.note_due(clock.now())
+            self.ends[job.run.facts.run_id] = "crashed"
         if self._terms.once:
             self._tell_of_others()
+            if not (self._is_ending or self._terms.only):
+                self.retention.work(_RETENTION)
+        self.retention.end()
 
     def _pause(self, to_scan: float) -> float:
         ahead = self._agenda[0][0] - clock.now() if self._agenda else math.inf
@@ -1131,7 +1239,7 @@ class Supervisor:
                 self._announce(backlog.store)
                 self._renew_bell(url)
                 found = backlog.look()
-                for run in found:
+                for run in [*found, *filter(None, map(backlog.look_at, self._terms.only))]:
                     self._consider(run)
             except (errors.StepwiseError, errors.RunStopped) as error:
                 if self._terms.once:
@@ -1140,10 +1248,38 @@ class Supervisor:
                 self._say("problem", None, f"the runs in {url} cannot be looked at: {error}")
                 continue
             there = {run.key for run in found}
-            for known in (self._plans, self._left, self._faults):
+            there |= {key for key, left in self._left.items() if left.run.facts.is_submitted}
+            there |= {key for each in self._queues for key in each.planned}
+            for known in (self._plans, self._left, self._faults, self._died):
                 for key in [key for key in known if key[0] == url and key not in there]:
                     del known[key]
+        self._draw()
+        self._draws = [time.monotonic() + _DRAW_AGAIN]  # a ring before this look may cover others
         self._sweep()
+
+    def _draw(self) -> None:
+        """Plan the submitted runs that are next."""
+        if self._terms.only:
+            return
+        for each in self._queues:
+            if not each.is_full():
+                # The next scan reports an error of the store.
+                with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
+                    self._refill(each)
+
+    def _draw_soon(self) -> None:
+        """Look for submitted runs now, and again a moment later."""
+        soon = time.monotonic()
+        self._draws = [soon, soon + _DRAW_AGAIN]
+
+    def _refill(self, line: _Queue) -> None:
+        before = line.planned
+        underway = self._jobs.keys() | self._asked.keys()
+        line.draw(lambda run: run.key not in underway and not self._is_left(run))
+        for key in before.keys() - line.planned.keys():
+            self._plans.pop(key, None)
+        for run in line.planned.values():
+            self._consider(run)
 
     def _announce(self, store: Store) -> None:
         """Take a lease for each workflow, so that others see who continues its runs.
@@ -1185,11 +1321,14 @@ class Supervisor:
                 errors.StepwiseError, errors.RunStopped
             ):  # the next scan reports it
                 for run_id in bell.look():
-                    self._look_at(url, run_id)
+                    if run_id == QUEUE:
+                        self._draw_soon()
+                    else:
+                        self._look_at(url, run_id)
 
     def _look_at(self, url: str, run_id: str) -> None:
         run = self._backlogs[url].look_at(run_id)
-        if run is not None:
+        if run is not None and (run.key in self._plans or not run.facts.is_submitted):
             self._plans.pop(run.key, None)
             self._consider(run)
 
@@ -1218,7 +1357,12 @@ class Supervisor:
 
     def _decide(self, run: handles.UnfinishedRun) -> None:
         key, facts, only = run.key, run.facts, self._terms.only
-        if key in self._jobs or (only and facts.run_id not in only) or self._is_left(run):
+        if (
+            key in self._jobs
+            or key in self._asked
+            or (only and facts.run_id not in only)
+            or self._is_left(run)
+        ):
             return
         known = self._plans.get(key)
         if known is not None and known.run.facts == facts:
@@ -1235,7 +1379,8 @@ class Supervisor:
         if why == "crashed":
             self._plan_after_death(run, definition.code)
         else:
-            self._plan(_Plan(run, run.until if why is None else clock.now()))
+            is_due = why is not None and not facts.is_submitted  # those keep their order
+            self._plan(_Plan(run, clock.now() if is_due else run.until))
 
     def _leave_strange(self, run: handles.UnfinishedRun, error: errors.ConfigurationError) -> None:
         """Leave a run whose workflow is unknown here; report the first of them by name."""
@@ -1253,6 +1398,9 @@ class Supervisor:
 
     def _plan_after_death(self, run: handles.UnfinishedRun, code: str) -> None:
         deaths = deaths_of(*run, code)
+        if deaths.attempts and self._died.get(run.key) != deaths.at:
+            self._died[run.key] = deaths.at
+            self.deaths[run.facts.workflow] += 1
         if self._terms.only:
             self._plan(_Plan(run, clock.now()))
         elif deaths.are_deadly:
@@ -1328,18 +1476,77 @@ class Supervisor:
 
     def _begin_due(self) -> None:
         """Begin the runs whose moment has come, the longest due first."""
-        now = clock.now()
-        latest = min(now, self._horizon)
+        self._begin_in_turn()
+        latest = min(clock.now(), self._horizon)
         while self._agenda and self._agenda[0][0] <= latest and not self._is_ending:
             if len(self._jobs) >= self._terms.most:
                 return
             at, _, key = heapq.heappop(self._agenda)
             self._moments.discard((at, key))
             plan = self._plans.get(key)
-            if plan is not None and plan.at == at and key not in self._jobs:
-                del self._plans[key]
-                if not self._is_left_to_another_version(plan.run):
-                    self._begin(plan)
+            if plan is None or plan.at != at or key in self._jobs or self._is_held(plan):
+                continue
+            del self._plans[key]
+            if self._is_ours(plan.run):
+                self._begin(plan)
+
+    def _is_ours(self, run: UnfinishedRun) -> bool:
+        """Return whether to begin a run whose moment has come."""
+        return self._is_still_next(run) and not self._is_left_to_another_version(run)
+
+    def _is_held(self, plan: _Plan) -> bool:
+        """Ask for the turn of a run whose workflow has ``concurrent=``; return whether it waits."""
+        run, key = plan.run, plan.run.key
+        workflow = known_workflow(run.facts.workflow).definition
+        most = workflow.options.concurrent
+        if most is None or plan.alone or self._engine is not self._here:
+            return False  # another process asks itself
+        ahead = sum(
+            each.run.facts.workflow == run.facts.workflow for each, _ in self._asked.values()
+        )
+        if ahead >= self._terms.most:
+            self._held.append(plan)
+            return True
+        del self._plans[key]
+        since = plan.at + self._behind
+        place, ring = (run.store, run.seal), functools.partial(self._news.put, None)
+        turn = ask_for_run(place, workflow.full_name, most, run.facts.run_id, ring, since)
+        self._asked[key] = plan, turn
+        return True
+
+    def _begin_in_turn(self) -> None:
+        """Begin the runs that have got their turn."""
+        for key, (plan, turn) in list(self._asked.items()):
+            if not (turn.granted or turn.error):
+                continue
+            del self._asked[key]
+            if turn.error is not None:
+                self._plan(plan._replace(at=clock.now() + self._pause_after_fault(plan.run)))
+                self._say("problem", plan.run, error_text(turn.error))
+            elif len(self._jobs) >= self._terms.most:  # others took the places here meanwhile
+                turn.desk.leave(turn)
+                self._plan(plan)
+            elif self._is_ours(plan.run):
+                self._begin(plan, turn)
+            else:
+                turn.desk.leave(turn)
+            for each in self._held:
+                if self._plans.get(each.run.key) is each:
+                    self._plan(each)
+            self._held.clear()
+
+    def _is_still_next(self, run: UnfinishedRun) -> bool:
+        """Return whether nobody has begun a submitted run meanwhile; plan the next ones in time."""
+        if not run.facts.is_submitted:
+            return True
+        backlog = self._backlogs[run.store.url]
+        line = next((each for each in self._queues if each.planned.pop(run.key, None)), None)
+        # The execution reports an error.
+        with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
+            if line is not None and line.has_more and len(line.planned) < self._terms.most:
+                self._refill(line)
+            return backlog.look_at(run.facts.run_id) == run
+        return True
 
     def _is_left_to_another_version(self, run: UnfinishedRun) -> bool:
         """Return whether another supervisor has the code that last executed the run.
@@ -1360,8 +1567,8 @@ class Supervisor:
                 return True
         return False
 
-    def _begin(self, plan: _Plan) -> None:
-        job = self._jobs[plan.run.key] = Underway(plan.run, self._news.put)
+    def _begin(self, plan: _Plan, turn: Turn | None = None) -> None:
+        job = self._jobs[plan.run.key] = Underway(plan.run, self._news.put, turn)
         engine = self._apart if plan.alone else self._engine
         if engine is self._here:
             self._say("begun", plan.run)
@@ -1389,7 +1596,11 @@ class Supervisor:
     def _ended(self, job: Underway) -> None:
         """Handle the end of a run's execution: report it, and plan or leave the run."""
         run, error = job.run, job.error
+        if job.permit is not None:
+            job.permit.desk.over(job.permit)  # if the run was not even taken up
         del self._jobs[run.key]
+        if isinstance(error, errors.RunBusyError) and run.facts.is_submitted:
+            return  # another process was faster
         if isinstance(error, errors.RunBusyError) or (
             isinstance(error, errors.LeaseLostError)
             and run.store.owner(run.facts.run_id) is not None
@@ -1399,6 +1610,7 @@ class Supervisor:
         backlog = self._backlogs[run.store.url]
         now = backlog.look_at(run.facts.run_id)
         status = run.run.status if now is None else now.facts.status
+        self.ends[run.facts.run_id] = "crashed" if status == "running" else status
         waits = now is not None and status == "suspended" and now.facts != run.facts
         if now is None or waits:
             self._faults.pop(run.key, None)
@@ -1413,7 +1625,10 @@ class Supervisor:
             why = "its process died" if error is None else error_text(error)
             detail = "it goes on at the next start" if self._is_ending else why
             self._say("ended", run, detail, status="crashed")
-        if now is None or self._is_ending:
+        if now is None:
+            return
+        if self._is_ending:
+            self.note_due(now.until if waits else clock.now())
             return
         if waits and now.facts.waits == run.facts.waits:  # the run was woken in vain
             self._plan(_Plan(now, max(clock.now() + 1.0, now.until)))

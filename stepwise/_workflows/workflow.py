@@ -8,6 +8,7 @@ not take it for the bare function.  It is equal only to itself, and it can be pi
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
@@ -113,6 +114,47 @@ class _Offers(definitions.TakesOptions, Generic[P, R_co]):
         step.  A coroutine function executes in a task of the running event loop, and ends with it.
         """
         return self._with(self.definition, _start)(*args, **kwargs)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> Run: ...
+        @overload
+        def submit(
+            self,
+            /,
+            *args: Any,
+            at: dt.datetime | dt.timedelta,
+            run_id: str | None = None,
+            **kwargs: Any,
+        ) -> Run: ...
+        @overload
+        def submit(self, /, *args: Any, run_id: str, **kwargs: Any) -> Run: ...
+
+    def submit(self, /, *args: Any, at: Any = None, run_id: Any = None, **kwargs: Any) -> Run:
+        """Record a run that ``stepwise up`` begins, or ``recover()``; return it at once.
+
+        Runs begin in the order of their submission.  Without ``run_id``, each submission is a run
+        of its own.  A call of the workflow by the run's id begins it there.  Inside a run, the
+        submission is a recorded step.
+
+        Args:
+            at: the run begins then at the earliest: a ``datetime`` with a time zone, or a
+                ``timedelta`` from now.
+            run_id: the id of the run.  If there is a run of that id and these arguments, that run
+                is returned.
+
+        Raises:
+            RunConflictError: the id belongs to a run with other arguments.
+            NotRecordableError: an argument cannot be recorded for the process that begins the run.
+            ConfigurationError: ``at`` has no time zone; the workflow is a generator; or an argument
+                of that name may be meant for the workflow.
+        """
+        from stepwise._workflows.submitted import submit  # on use: few programs submit
+
+        operation = functools.partial(submit, at, run_id)
+        found: Run = self._with(self.definition, operation)(*args, **kwargs)
+        return found
 
     if not TYPE_CHECKING:
 
@@ -364,6 +406,7 @@ def workflow(
     tags: Mapping[str, str] = ...,
     budget: Budget | None = None,
     timeout: float | None = None,
+    concurrent: int | None = None,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
@@ -377,9 +420,8 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         name: the workflow's name in run ids and listings; by default the qualified name of the
             function.  It is part of the identity of a run: keep it when you rename the function.
         checkpoint_every: how many steps there are from one checkpoint of position and variables to
-            the next.  There is always a checkpoint before and after a side effect.  After a crash,
-            the code since the last checkpoint is executed again, with the variables of that
-            moment, and the journal answers its steps.
+            the next; there is always one before and after a side effect.  After a crash, the code
+            since then is executed again, with its variables, and the journal answers its steps.
         retention: which checkpoints are kept: ``"latest_only"``, ``"prune_old"`` (the newest
             ``keep``), ``"thinned"`` (the newest 20, ever fewer older ones), or ``"all"``.
         keep: how many checkpoints ``"prune_old"`` keeps.
@@ -389,10 +431,9 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             these arguments; the n-th equal call of a process is the n-th such run.  A killed
             script thus resumes, and a completed script gets its results again.
             ``"unfinished"``: the newest unfinished run of these arguments that no process
-            executes, otherwise a new run (a bot, a job that never runs twice at once).  ``"new"``:
-            always a new run (a server).  ``None``: as ``STEPWISE_START`` says, otherwise
-            ``"same"``.  An explicit ``"same"`` silences the warning that a run of another process
-            answered a later call.
+            executes, otherwise a new run (a bot).  ``"new"``: always a new run (a server).
+            ``None``: as ``STEPWISE_START`` says, otherwise ``"same"``.  An explicit ``"same"``
+            silences the warning that another process's run answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
             ``compensate=``, the newest first.  Another call of the workflow repeats them.
         progress: show on the terminal, or in the notebook, the current step, the number of steps
@@ -407,14 +448,15 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         durability: ``"fsync"``, the default: acknowledged records survive a power cut; ``"os"``:
             they survive a killed process, not a power cut.  A child workflow has the durability of
             its caller.
-        on_owned: what a call does if another thread or process executes its run.  ``"raise"``: it
-            raises ``RunBusyError``.  ``"wait"``: it waits for the result or the exception, and
-            takes the run over if its owner dies.  ``"skip"``: it raises ``RunSkipped``, while
-            ``execute()`` returns the run.
+        on_owned: what a call does if another thread or process executes its run.  ``"raise"``:
+            ``RunBusyError``.  ``"wait"``: it waits for the result, and takes the run over if its
+            owner dies.  ``"skip"``: it raises ``RunSkipped``, while ``execute()`` returns the run.
         tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
             with ``stepwise.runs(tags=...)``.  Tags hold no secrets, and do not distinguish runs.
         timeout: seconds that a run may take since it began, waits and downtime included.  Then the
             run unwinds, its clean-up code runs, and it fails with :class:`RunTimeoutError`.
+        concurrent: how many runs are executed at once, by all processes and machines of the store;
+            a call waits for its turn.  Child runs and suspended runs do not count.
         budget: what a run may spend: a :class:`stepwise.Budget`.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
             a function that receives the arguments and returns a value.

@@ -507,7 +507,9 @@ class PostgresStore:
         return _head(*rows[0]) if rows else None
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
-        which = " AND NOT finished" if unfinished else ""
+        if workflow is None and not unfinished:
+            return self._oldest_heads()
+        which = " AND NOT finished AND due IS NULL" if unfinished else ""
         more = () if workflow is None else (hashed(workflow),)
         which += "" if workflow is None else " AND workflow = $3"
 
@@ -517,16 +519,18 @@ class PostgresStore:
 
         return itertools.starmap(_head, self._pages(page, 1 << 62))
 
+    def _oldest_heads(self) -> Iterator[Head]:
+        sql = f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE place > $1 "
+        sql += "ORDER BY place LIMIT $2"
+        return itertools.starmap(_head, self._pages(lambda *at: self._rows(sql, *at), -1))
+
     def newest_heads(
         self, *, unfinished: bool = False, words: Words = (), before: str = ""
     ) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
-        which = " AND NOT finished" if unfinished else ""
         numbers = itertools.count(3)
-        for group in words:
-            has = " OR ".join(f"position(${next(numbers)}::bytea IN words) > 0" for _ in group)
-            which += f" AND ({has})"
-        more = [to_bytes(text) for group in words for text in group]
+        has, more = _having(words, numbers)
+        which = f"{' AND NOT finished AND due IS NULL' * unfinished}{has}"
         if before:
             run = f"(SELECT run FROM {self._schema}.leases WHERE hash = ${next(numbers)})"
             which += f" AND place < (SELECT place FROM {self._schema}.runs WHERE run = {run})"
@@ -539,9 +543,24 @@ class PostgresStore:
 
         return (_head(*row) for row in self._pages(page, 1 << 62))
 
-    def count_heads(self) -> int:
-        """Return the number of runs, child runs included."""
-        return int(self._rows(f"SELECT count(*) FROM {self._schema}.runs")[0][0])
+    def due_heads(self, workflow: str) -> Iterator[Head]:
+        """Yield the heads of a workflow's runs that are to begin, the earliest first."""
+
+        def page(after: tuple[float, int], size: int) -> list[Any]:
+            sql = (
+                f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE workflow = $1 "
+                "AND due IS NOT NULL AND (due, place) > ($2, $3) ORDER BY due, place LIMIT $4"
+            )
+            rows = self._rows(sql, hashed(workflow), *after, size)
+            return [((row[-2], row[0]), *row[1:]) for row in rows]
+
+        return itertools.starmap(_head, self._pages(page, (-math.inf, 0)))
+
+    def count_heads(self, words: Words = ()) -> int:
+        """Return the number of runs whose heads have these words, child runs included."""
+        has, texts = _having(words, itertools.count(1))
+        sql = f"SELECT count(*) FROM {self._schema}.runs WHERE TRUE{has}"
+        return int(self._rows(sql, *texts)[0][0])
 
     def marks(self, run_id: str) -> list[bytes]:
         if not self._settle(run_id):
@@ -574,6 +593,20 @@ class PostgresStore:
 
         return self._connections.use(squeeze)
 
+    def used(self, above: int) -> int:
+        """Return the bytes of all data, without the space that deleted rows left.
+
+        If the tables are not larger than ``above``, return their size: the rows are not read then.
+        """
+        size = self._connections.use(self._size)
+        if size <= above:
+            return size
+        sums = " + ".join(
+            f"(SELECT coalesce(sum(pg_column_size(data)), 0) FROM {self._schema}.{table})"
+            for table in ("records", "objects", "runs")
+        )
+        return int(self._rows(f"SELECT ({sums})::bigint")[0][0])
+
     def _size(self, connection: Connection) -> int:
         row = connection.execute(
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class "
@@ -595,7 +628,7 @@ class PostgresStore:
             lambda connection: connection.execute(sql, parameters, binary=True).fetchall()
         )
 
-    def _pages(self, page: Callable[[int, int], list[Any]], cursor: int) -> Iterator[Any]:
+    def _pages(self, page: Callable[[Any, int], list[Any]], cursor: Any) -> Iterator[Any]:
         """Yield rows, read page by page; nothing stays open between two pages."""
         for size in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
             found = page(cursor, size)
@@ -621,11 +654,20 @@ class PostgresStore:
         self._connections.close()
 
 
-_HEAD = "name, flow, finished, words, data"
+_HEAD = "name, flow, finished, words, due, data"
 
 
-def _head(_: int, name: bytes, flow: bytes, finished: bool, words: bytes, data: bytes) -> Head:
-    return Head(to_text(name), to_text(flow), finished, data, to_text(words))
+def _having(words: Words, numbers: Iterator[int]) -> tuple[str, list[bytes]]:
+    """Return conditions for heads that have these words, and the parameters of the conditions."""
+    has = [" OR ".join(f"position(${next(numbers)}::bytea IN words) > 0" for _ in g) for g in words]
+    texts = [to_bytes(text) for group in words for text in group]
+    return "".join(f" AND ({each})" for each in has), texts
+
+
+def _head(
+    _: Any, name: bytes, flow: bytes, finished: bool, words: bytes, due: float | None, data: bytes
+) -> Head:
+    return Head(to_text(name), to_text(flow), finished, data, to_text(words), due)
 
 
 def _owner(text: str | None) -> Owner | None:
