@@ -1158,8 +1158,8 @@ class Supervisor:
             now, plans = clock.now(), self._plans.values()
             waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
             due = count(len(plans) - waiting, "run")
-            more = "at least " if any(each.has_more for each in self._queues) else ""
-            self._say("ready", None, f"{more}{due} to continue, {waiting} waiting")
+            more = ", and more" if any(each.has_more for each in self._queues) else ""
+            self._say("ready", None, f"{due} to continue, {waiting} waiting{more}")
             if not self._terms.once:
                 self.retention.begin()
         scanned, behind = time.monotonic(), _behind()
