@@ -48,7 +48,7 @@ ONLY_IN = {
     },
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
-    "diskcache": {"stepwise.stores._rows"},
+    "diskcache": {"stepwise.stores"},
     "fcntl": {"stepwise.stores._cells", "stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},

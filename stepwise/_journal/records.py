@@ -332,6 +332,8 @@ class Outcome(NamedTuple):
             unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one.
         tries: the newest attempts of a call that took several, oldest first: when each began and
             ended, and its exception, shortened.  The last one ended with the call.
+        cached: what the cache saved: ``usd``, ``tokens`` and ``seconds``; for a call that it
+            answered, also the ``run`` that made the result, and ``at`` which time.
     """
 
     call: Call
@@ -350,6 +352,7 @@ class Outcome(NamedTuple):
     message: int = 0
     spent: Mapping[str, float] = _NO_USAGE
     tries: tuple[Any, ...] = ()
+    cached: Mapping[str, Any] = _NO_USAGE
 
 
 class AttemptFailed(NamedTuple):

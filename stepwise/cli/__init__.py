@@ -7,6 +7,7 @@ invalid command line.
 
 from stepwise.cli import (  # noqa: F401
     agents,
+    cache,
     learn,
     limits,
     look,
