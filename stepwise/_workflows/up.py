@@ -1054,6 +1054,9 @@ class Supervisor:
         self._bells: dict[str, Bell] = {}
         self._plans: dict[Key, _Plan] = {}
         self._agenda: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
+        self._starts: list[
+            tuple[float, float, Key]
+        ] = []  # the same, of submitted runs: they are last
         self._moments: set[tuple[float, Key]] = set()  # the moments and runs in the heap
         self._jobs: dict[Key, Underway] = {}
         self._asked: dict[Key, tuple[_Plan, Turn]] = {}  # runs that wait for their turn
@@ -1158,8 +1161,8 @@ class Supervisor:
             now, plans = clock.now(), self._plans.values()
             waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
             due = count(len(plans) - waiting, "run")
-            more = "at least " if any(each.has_more for each in self._queues) else ""
-            self._say("ready", None, f"{more}{due} to continue, {waiting} waiting")
+            more = ", and more" if any(each.has_more for each in self._queues) else ""
+            self._say("ready", None, f"{due} to continue, {waiting} waiting{more}")
             if not self._terms.once:
                 self.retention.begin()
         scanned, behind = time.monotonic(), _behind()
@@ -1174,6 +1177,7 @@ class Supervisor:
             if set_back:  # moments by the old clock would come too late
                 self._plans.clear()
                 self._agenda.clear()
+                self._starts.clear()
                 self._moments.clear()
             if set_back or time.monotonic() >= scanned + _SCAN:
                 self._look_for_edits()
@@ -1203,7 +1207,8 @@ class Supervisor:
         self.retention.end()
 
     def _pause(self, to_scan: float) -> float:
-        ahead = self._agenda[0][0] - clock.now() if self._agenda else math.inf
+        heads = (agenda[0][0] for agenda in (self._agenda, self._starts) if agenda)
+        ahead = min(heads, default=math.inf) - clock.now()
         if len(self._jobs) >= self._terms.most:
             ahead = math.inf
         return max(0.0, min(to_scan, ahead, _BELL))
@@ -1419,7 +1424,8 @@ class Supervisor:
         self._plans[key] = plan
         if plan.at < math.inf and (plan.at, key) not in self._moments:
             self._moments.add((plan.at, key))
-            heapq.heappush(self._agenda, (plan.at, plan.run.facts.created_at, key))
+            agenda = self._starts if plan.run.facts.is_submitted else self._agenda
+            heapq.heappush(agenda, (plan.at, plan.run.facts.created_at, key))
 
     def _is_left(self, run: handles.UnfinishedRun) -> bool:
         left = self._left.get(run.key)
@@ -1478,10 +1484,14 @@ class Supervisor:
         """Begin the runs whose moment has come, the longest due first."""
         self._begin_in_turn()
         latest = min(clock.now(), self._horizon)
-        while self._agenda and self._agenda[0][0] <= latest and not self._is_ending:
+        for agenda in (self._agenda, self._starts):
+            self._begin_from(agenda, latest)
+
+    def _begin_from(self, agenda: list[tuple[float, float, Key]], latest: float) -> None:
+        while agenda and agenda[0][0] <= latest and not self._is_ending:
             if len(self._jobs) >= self._terms.most:
                 return
-            at, _, key = heapq.heappop(self._agenda)
+            at, _, key = heapq.heappop(agenda)
             self._moments.discard((at, key))
             plan = self._plans.get(key)
             if plan is None or plan.at != at or key in self._jobs or self._is_held(plan):
