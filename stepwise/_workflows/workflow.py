@@ -26,6 +26,8 @@ from stepwise._workflows.begin import TopLevel, invoke, next_run_id, wakers
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
     from stepwise._execution.budget import Budget
     from stepwise._runs.run import Run
     from stepwise._workflows.handles import AsyncHandle, Handle
@@ -128,6 +130,7 @@ class _Offers(definitions.TakesOptions, Generic[P, R_co]):
             """
             definition = self.definition
             _options.check("workflow", definition.label, changes)
+            _options.check_copied(definition.label, changes)
             options = definition.options.changed(changes)
             return self._with(
                 definitions.Definition(definition.function, options, definition), _give_result
@@ -364,6 +367,10 @@ def workflow(
     tags: Mapping[str, str] = ...,
     budget: Budget | None = None,
     timeout: float | None = None,
+    every: str | timedelta | None = None,
+    timezone: str | None = None,
+    missed: definitions.Missed = ...,
+    arguments: Callable[[datetime], Any] | None = None,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
@@ -416,6 +423,15 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         timeout: seconds that a run may take since it began, waits and downtime included.  Then the
             run unwinds, its clean-up code runs, and it fails with :class:`RunTimeoutError`.
         budget: what a run may spend: a :class:`stepwise.Budget`.
+        every: when ``stepwise up`` begins a run: a cron expression, ``"0 9 * * mon-fri"`` (with the
+            extra ``schedules``), or a timedelta, counted from 1970-01-01 00:00 UTC on.  Each
+            instant is one run, whose id is the name and the instant in UTC.
+        timezone: the time zone of a cron expression, ``"Europe/Zurich"``; ``None`` for UTC.
+        missed: what becomes of instants at which no ``stepwise up`` was there within a minute.
+            ``"once"``, the default: one run, for the newest of them, unless a later instant is on
+            time.  ``"skip"``: nothing.  ``"all"``: a run for each.
+        arguments: a function of the instant, a datetime in that time zone, that returns the
+            arguments of its run: a tuple, or a dict by name.  ``None``: no arguments.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
             a function that receives the arguments and returns a value.
         ignore: names of parameters that do not distinguish runs, and whose values are not shown.
@@ -444,6 +460,10 @@ def _decorate(function: Any, given: dict[str, Any]) -> Any:
     keep_up_to_date(_Offers, _follow)
     _options.check("workflow", label_of(plain), given)
     definition = definitions.Definition(plain, definitions.Options().changed(given))
+    if not given.keys().isdisjoint(_options.OF_SCHEDULES):
+        from stepwise._workflows.schedules import check_schedule  # on use
+
+        check_schedule(definition, given)
     register(definition, _resume)
     return Workflow(function, definition)
 
