@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from stepwise import errors
 from stepwise._execution.process_memory import known_workflows
 from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.lease import is_served
 from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows, entry_of, run_id_of
 from stepwise._runtime import clock, settings
 from stepwise._runtime.messages import count
@@ -29,6 +30,7 @@ from stepwise._runtime.options import OF_SCHEDULES
 from stepwise._values.preview import error_text
 from stepwise._workflows.definition import Definition
 from stepwise._workflows.instants import Instants
+from stepwise._workflows.submitted import submit
 from stepwise.stores import Store, open_store
 
 _ON_TIME = 60.0  # seconds after which an instant is missed
@@ -136,9 +138,7 @@ class Timetable:
 
     Args:
         stores: the stores whose schedules are advanced.
-        submit: submits a run: the workflow, the run id, its arguments by position and by name.
-        report: called with texts for the user; ``True`` with it means a problem.
-        is_served: returns whether a supervisor continues the runs of a workflow in a store.
+        report: called with ``"problem"`` or ``"schedule"``, and a text for the user.
 
     Raises:
         ConfigurationError: two workflows of one name have schedules in one store.
@@ -147,11 +147,9 @@ class Timetable:
     def __init__(
         self,
         stores: Iterable[Store],
-        submit: Callable[[Definition, str, tuple[Any, ...], Mapping[str, Any]], object],
-        report: Callable[[str, bool], object],
-        is_served: Callable[[Store, str], bool],
+        report: Callable[[Literal["problem", "schedule"], str], object],
     ) -> None:
-        self._submit, self._report, self._is_served = submit, report, is_served
+        self._report = report
         self._started = clock.now()
         self._entries: list[_Entry] = []
         self._removed: list[tuple[ScheduleRows, str]] = []  # workflows that have none any more
@@ -201,7 +199,7 @@ class Timetable:
             except errors.RunBusyError:
                 each.due = now + _BUSY
             except (errors.StepwiseError, errors.RunStopped) as error:
-                self._report(f"schedule {each.schedule.name!r}: {error}", True)
+                self._report("problem", f"schedule {each.schedule.name!r}: {error}")
 
     def _note_removed(self, rows: ScheduleRows, name: str) -> None:
         """Note in its row that a workflow has no schedule any more."""
@@ -236,7 +234,7 @@ class Timetable:
             begun += [(each, run_id_of(row.name, each)) for each in to_begin]
             missed = len(due) - len(to_begin)
             if missed:
-                self._report(f"schedule {row.name!r}: {count(missed, 'instant')} missed", False)
+                self._report("schedule", f"schedule {row.name!r}: {count(missed, 'instant')} missed")
             last = due[-1] if due else row.last
             row = row._replace(last=last, next=at, missed=row.missed + missed)
         for instant, run_id in begun:
@@ -253,7 +251,9 @@ class Timetable:
             return False
         try:
             args, kwargs = schedule.call(instant)
-            self._submit(schedule.workflow, run_id, args, kwargs)
+            options = schedule.workflow.options.changed({"run_id": run_id})
+            definition = Definition(schedule.workflow.function, options, schedule.workflow)
+            submit(None, None, definition, None, args, kwargs)
         except errors.StepwiseError:
             raise
         except Exception as error:
@@ -269,7 +269,7 @@ class Timetable:
         ours, text = schedule.workflow.full_name, schedule.text
         if row is None:
             return ScheduleRow(schedule.name, ours, text, self._started, now)
-        if row.workflow != ours and self._is_served(store, row.workflow):
+        if row.workflow != ours and is_served(store, row.workflow):
             raise errors.ConfigurationError(
                 f"it belongs to {row.workflow}, which another stepwise up has: give "
                 f"{ours} another name, @workflow(name=...)"

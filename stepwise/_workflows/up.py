@@ -64,7 +64,7 @@ from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._execution.viewer import error_of
 from stepwise._journal.journal import facts_of, newest_mark, read_end, seal_for
-from stepwise._journal.lease import Lease, describe_owner
+from stepwise._journal.lease import Lease, describe_owner, supervisor_name
 from stepwise._journal.log import Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
@@ -86,6 +86,7 @@ from stepwise._workflows.definition import Definition
 from stepwise._workflows.execute import Recall, record_end_of_process, record_submission
 from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start
 from stepwise._workflows.resume import WorkflowRun
+from stepwise._workflows.schedules import Timetable
 from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
@@ -871,16 +872,6 @@ class ModuleFiles:
 # -- supervisor -----------------------------------------------------------------------------------
 
 
-def supervisor_name(workflow: str, code: str = "") -> str:
-    """Return the name of the lease that the supervisor of a workflow's runs holds.
-
-    Args:
-        workflow: the full name of the workflow.
-        code: the fingerprint of the workflow's code, for the supervisor that has this code.
-    """
-    return f"up:{workflow} {code}" if code else f"up:{workflow}"
-
-
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
 _BELL = 0.1  # seconds between two looks at the bells
 _SET_BACK = 2.0  # seconds by which the clock may be corrected without a new look at everything
@@ -888,7 +879,7 @@ _SWEPT = 20  # inboxes that are looked into at each scan, since a ring may be lo
 _NAMED = 20  # runs of unknown workflows that are named, beside the first of each workflow
 _OWN_TASK = 60.0  # seconds for the task of a submitted run to begin it
 _LONGEST = 300.0  # seconds after a death, at most
-Kind = Literal["ready", "begun", "ended", "left", "changed", "draining", "problem"]
+Kind = Literal["ready", "begun", "ended", "left", "changed", "draining", "problem", "schedule"]
 Key = tuple[str, str]
 
 
@@ -1010,6 +1001,9 @@ class Supervisor:
         # Not a condition or event: a signal handler of the same thread may put an item.
         self._news: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
         self._announced: dict[Key, Lease] = {}
+        self._timetable = Timetable(
+            (each.store for each in self._backlogs.values()), self._tell_of_schedule
+        )
         self._files = ModuleFiles()
         self._is_edited = False
         self._stops = 0
@@ -1064,6 +1058,7 @@ class Supervisor:
         self._files.look()
         if self._terms.once:
             self._horizon = clock.now() + _SCAN
+        self._begin_scheduled(look=True)
         self._scan()
         if not self._terms.only:
             now, plans = clock.now(), self._plans.values()
@@ -1072,8 +1067,10 @@ class Supervisor:
             self._say("ready", None, f"{due} to continue, {waiting} waiting")
         scanned, behind = time.monotonic(), _behind()
         while not self._is_ending:
+            self._begin_scheduled()
             self._begin_due()
             is_due = any(plan.at <= self._horizon for plan in self._plans.values())
+            is_due = is_due or self._timetable.next <= clock.now()
             if self._terms.once and not self._jobs and not is_due:
                 break
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
@@ -1084,6 +1081,7 @@ class Supervisor:
                 self._moments.clear()
             if set_back or time.monotonic() >= scanned + _SCAN:
                 self._look_for_edits()
+                self._begin_scheduled(look=True)
                 self._scan()
                 scanned, behind = time.monotonic(), _behind()
             else:
@@ -1205,6 +1203,18 @@ class Supervisor:
             if plan is not None and plan.at > clock.now():
                 with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
                     self._look_at(*key)
+
+    # -- schedules -------------------------------------------------------------------------------
+
+    def _begin_scheduled(self, *, look: bool = False) -> None:
+        """Submit the runs of schedules that are due; see :meth:`Timetable.begin_due`."""
+        if not self._terms.only:
+            for url, run_id in self._timetable.begin_due(look=look):
+                self._look_at(url, run_id)
+
+    def _tell_of_schedule(self, kind: Literal["problem", "schedule"], text: str) -> None:
+        self._failed += kind == "problem"
+        self._say(kind, None, text)
 
     # -- deciding --------------------------------------------------------------------------------
 
