@@ -364,7 +364,7 @@ WRITERS = """
     _calls.approvals _calls.call _calls.compensation _calls.doubt _calls.edits _calls.limited
     _calls.streams _calls.waiting _execution.account _execution.active_run _execution.outcomes
     _runs.fork _runs.messages _runs.questions _runs.run _runs.verify _workflows.begin
-    _workflows.execute _workflows.host _workflows.resume testing.crashes
+    _workflows.execute _workflows.host _workflows.resume _workflows.submitted testing.crashes
 """
 
 

@@ -15,7 +15,7 @@ from stepwise._checkpoints import variables
 from stepwise._checkpoints.given import Surroundings
 from stepwise._execution.process_memory import known_workflow
 from stepwise._journal.journal import read_start
-from stepwise._journal.records import Call, Entry, Outcome, RunFacts, Settled, StepStatus
+from stepwise._journal.records import Call, Entry, Outcome, RunFacts, Settled, Started, StepStatus
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.held import Targets
@@ -429,7 +429,11 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> RunInputs:
     start = read_start(store, seal, facts.run_id, course_of(store, seal, facts).started)
     if start is None:
         raise _unknown(facts, "the record of its beginning was pruned, or cannot be read")
-    record, payload = start
+    return inputs_in(*start, facts)
+
+
+def inputs_in(record: Started, payload: bytes, facts: RunFacts) -> RunInputs:
+    """Load the arguments in the record of a run's beginning, as :func:`load_inputs` does."""
     if record.form is None or not payload:
         raise _unknown(facts, "a secret is among them")
     if record.form == JSON:

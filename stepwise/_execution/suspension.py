@@ -32,7 +32,8 @@ class PendingWait(PlainFacts):
     Args:
         run_id: the run, or the child run, that makes the call.
         step: the number of the call.
-        kind: ``time``, ``signal``, ``approval`` or ``limit``.
+        kind: ``time``, ``signal``, ``approval``, ``limit``, or ``start`` for a submitted run, which
+            has no call yet (``step`` is 0) and begins at ``until`` at the earliest.
         name: the name of the signal or limit, or the question of an approval.
         since: when the wait began, in seconds since 1970.
         until: when the wait times out, in seconds since 1970; ``None`` for never.
@@ -50,6 +51,8 @@ class PendingWait(PlainFacts):
     def __str__(self) -> str:
         what = RunWait(self.step, self.kind, self.name, self.until, self.since).text
         ends = "" if self.until is None else f", until {_moment(self.until)}"
+        if self.kind == "start" and self.until is not None:
+            ends = f", not before {_moment(self.until)}" if self.until > self.since else ""
         return f"{what}, since {_moment(self.since)}{ends}"
 
 

@@ -82,6 +82,8 @@ class _Derived(Projection):
             self._change(status=status, end=0, undoing=True, undone=undone, updated_at=at)
 
     def on_resumed(self, entry: records.Entry, record: records.Resumed) -> None:
+        if self.facts is not None and self.facts.is_submitted:
+            self._change(created_at=record.at)  # now it begins
         self._change(status="running", end=0, undoing=False, updated_at=record.at, waits=())
         self._note_cancels(record.seen)
         if record.trace:

@@ -76,7 +76,7 @@ def seal_head(seal: Seal, facts: records.RunFacts, last: int, link: bytes) -> He
     data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
     index, finished = seal.index(facts.workflow), facts.status in ("completed", "cancelled")
     words = "".join(map(_word, map(seal.index, _words_of(facts))))
-    return Head(facts.run_id, index, finished, bytes(data), words)
+    return Head(facts.run_id, index, finished, bytes(data), words, facts.due)
 
 
 _OF = "of "

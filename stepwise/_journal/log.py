@@ -289,6 +289,8 @@ class LogIndex:
 
 BELL = "bell:"
 """Name of the bell's log, which no run may have."""
+QUEUE = "queue:"
+"""Rung for a submitted run: no run has that id."""
 _MANY = 200  # records; beyond that, one record replaces all
 _LOOK_PAUSE = 0.5  # seconds between looks if a server that could notify does not
 _RING_PATIENCE = 2.0  # seconds that a ring waits for other senders

@@ -539,6 +539,8 @@ def last_end(entries: Sequence[records.Entry]) -> records.Entry | None:
 def is_only_submitted(entries: Sequence[records.Entry]) -> bool:
     """Return whether a run was recorded for another process, and nobody has executed it yet."""
     last = entries[-1].record if len(entries) == 2 else None
+    if isinstance(last, records.Suspended):
+        return any(records.RunWait(*each).kind == "start" for each in last.waits)
     return isinstance(last, records.Interrupted) and last.why == records.SUBMITTED
 
 

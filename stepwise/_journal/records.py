@@ -20,7 +20,7 @@ from stepwise.errors import StoreError
 
 
 StepStatus = Literal["completed", "failed", "cancelled"]
-WaitKind = Literal["time", "signal", "approval", "limit"]
+WaitKind = Literal["time", "signal", "approval", "limit", "start"]
 
 _NOTHING: Mapping[str, str] = {}
 _NO_USAGE: Mapping[str, Any] = {}
@@ -251,8 +251,9 @@ class RunWait(NamedTuple):
     """One thing that a suspended run waits for.
 
     Args:
-        number: of the call.
-        kind, name, until, ticket: as in :class:`Waiting`.
+        number: of the call; 0 for a run that was submitted, and has not begun.
+        kind, name, until, ticket: as in :class:`Waiting`.  A submitted run waits for its
+            ``start``, which comes at ``until`` at the earliest.
         since: when the wait began, in seconds since 1970.
         run: the child run that makes the call; empty for the run itself.
         seen: number of the last examined message in that run's inbox.
@@ -275,6 +276,7 @@ class RunWait(NamedTuple):
             "signal": f"for the signal {self.name!r}",
             "approval": f"for an answer to {self.name!r}",
             "limit": f"for the limit {self.name!r}",
+            "start": "to be begun",
         }[self.kind]
 
 
@@ -647,6 +649,16 @@ class RunFacts(NamedTuple):
     cancels: int = 0
     tally: Tally | None = None
     forked_by: str = ""
+
+    @property
+    def is_submitted(self) -> bool:
+        """True if the run was submitted, and has not begun."""
+        return self.status == "suspended" and bool(self.waits) and self.waits[0].kind == "start"
+
+    @property
+    def due(self) -> float | None:
+        """When a submitted run is to begin, in seconds since 1970; ``None`` for other runs."""
+        return self.waits[0].until if self.is_submitted and not self.cancelling else None
 
     def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; a run stopped on purpose stays so until it is called."""

@@ -90,6 +90,11 @@ def start_command(run: Run) -> tuple[tuple[str, ...], str]:
         ConfigurationError: the program is gone, or was not started from a command line.
     """
     program = run.program
+    if run._facts().is_submitted:
+        raise ConfigurationError(
+            f"run {run.id!r} was submitted, and has not begun: stepwise up MODULE begins it, and "
+            f"so does {run.label}({run.arguments}) with .options(run_id={run.id!r})"
+        )
     command, folder = (program.command, program.cwd) if program is not None else ((), "")
     script = program.file if program and run.workflow.startswith(f"{program.file}:") else ""
     if script and not command:

@@ -221,8 +221,8 @@ def _is_text(value: Any) -> bool:
 # supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions", "schedules:", "stream:"),
-    "up:",
+    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions"),
+    *("queue:", "schedules:", "stream:", "up:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 

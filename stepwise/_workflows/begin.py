@@ -407,7 +407,7 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
             return recall
     check_call(call, facts, request)
     if call.explicit and facts is not None:
-        _check_conflict(call, seal, facts)
+        check_conflict(call, seal, facts)
     call = DebuggedRun.prepared(call)
     taken = _take_up(call, seal, Lease(call.store, call.run_id), facts)
     return DebuggedRun(call, *taken)
@@ -472,7 +472,7 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
             path=call.store.url,
         )
     if call.explicit:
-        _check_conflict(call, seal, facts)
+        check_conflict(call, seal, facts)
     if facts.status == "cancelled":
         _refuse_cancelled(call, seal, facts)
     return facts, _result(call, seal, facts) if facts.status == "completed" else None
@@ -540,7 +540,12 @@ def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
         raise error
 
 
-def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+def check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
+    """Refuse a run id that belongs to another call.
+
+    Raises:
+        RunConflictError: the message names the parts that differ.
+    """
     callee, workflow = call.callee, call.callee.workflow
     facts = counted_here(call.store, seal, facts, callee)
     is_call = is_call_of(call.store, seal, facts, callee)
@@ -549,7 +554,7 @@ def _check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     differing = parts.differing(facts.parts, growing=False) if parts is not None else []
     if is_call and not differing:
         return
-    given = f"{workflow.label}({callee.hiding.shown(callee.bound, _secrets_of(call))})"
+    given = f"{workflow.label}({callee.hiding.shown(callee.bound, secrets_of(call))})"
     recorded = f"{facts.label}({facts.arguments})"
     other = is_call or facts.workflow == workflow.full_name
     detail = "" if other else f" of {facts.workflow}"
@@ -581,16 +586,17 @@ def _take_up(
     callee = call.callee
     journal = journals.Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
     is_new = facts is None
-    secrets = _secrets_of(call)
+    secrets = secrets_of(call)
     around = surroundings(callee.bound, callee.instance, secret=callee.secret)
     before = bytes(record_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
         journal.load()  # an empty run, or an error that names the loss
-        if call.parent is None and (call.store.url, seal.key_id) not in _same_key:
-            journals.check_key(call.store, seal)
-            _same_key.add((call.store.url, seal.key_id))
+        if call.parent is None:
+            check_key(call.store, seal)
         facts, began = _start(call, journal, secrets)
+    if facts.is_submitted:
+        facts = facts._replace(created_at=time.time())  # now it begins
     node = callee.workflow.source.node()
     function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
     if not is_new:
@@ -613,7 +619,14 @@ def _take_up(
     return active, before, is_new
 
 
-def _secrets_of(call: Invocation) -> Secrets:
+def check_key(store: Store, seal: Seal) -> None:
+    """Refuse, once in a process, to begin a run in a store that was written with another key."""
+    if (store.url, seal.key_id) not in _same_key:
+        journals.check_key(store, seal)
+        _same_key.add((store.url, seal.key_id))
+
+
+def secrets_of(call: Invocation) -> Secrets:
     """Return the secrets of a call, including those of its parent run."""
     secrets = call.parent.secrets if call.parent is not None else Secrets()
     secrets.add(call.callee.secret)
@@ -623,6 +636,19 @@ def _secrets_of(call: Invocation) -> Secrets:
 def _start(
     call: Invocation, journal: journals.Journal, secrets: Secrets
 ) -> tuple[RunFacts, tuple[Started, Data]]:
+    started, payload, facts = beginning(call, secrets)
+    if call.parent is None:
+        asked = call.explicit or call.anew or not isinstance(call.callee.workflow, Definition)
+        look_beside(call.store, journal.seal, facts, call.callee, is_asked_for=asked)
+    trace = tracing.begin(facts, facts.trace, current_scope())
+    started, facts = started._replace(trace=trace), facts._replace(trace=trace)
+    # Usually not durable: losing the record costs nothing, and the first step's commit includes it.
+    journal.append((started, payload), durable=call.callee.promised, head=facts)
+    return facts, (started, payload)
+
+
+def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFacts]:
+    """Return the first record of a new run, with its payload, and the facts of the run."""
     # Imported on use: a resume needs neither, and should not become slower.
     from stepwise._execution.outcomes import record_inputs
     from stepwise._journal.course import facts_at_start
@@ -655,16 +681,7 @@ def _start(
         codec=call.codec,
         restored=parent is not None and parent.facts.restored,
     )
-    if parent is None:
-        asked = call.explicit or call.anew or not isinstance(workflow, Definition)
-        look_beside(call.store, journal.seal, facts, callee, is_asked_for=asked)
-    if secrets.found_in(payload):
-        payload = b""
-    trace = tracing.begin(facts, facts.trace, current_scope())
-    started, facts = started._replace(trace=trace), facts._replace(trace=trace)
-    # Usually not durable: losing the record costs nothing, and the first step's commit includes it.
-    journal.append((started, payload), durable=callee.promised, head=facts)
-    return facts, (started, payload)
+    return started, b"" if secrets.found_in(payload) else payload, facts
 
 
 # -- turns ----------------------------------------------------------------------------------------

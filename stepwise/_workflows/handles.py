@@ -22,7 +22,9 @@ import abc
 import contextlib
 import contextvars
 import functools
+import heapq
 import importlib
+import itertools
 import math
 import os
 import queue
@@ -30,7 +32,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from stepwise import errors
@@ -40,7 +42,7 @@ from stepwise._execution.process_memory import known_workflow, known_workflows, 
 from stepwise._execution.suspension import suspended_text
 from stepwise._execution.watching import RunWatch, watcher
 from stepwise._journal.inbox import Inbox
-from stepwise._journal.journal import facts_of, is_ready, read_entries, seal_for
+from stepwise._journal.journal import facts_of, is_ready, open_head, read_entries, seal_for
 from stepwise._journal.projection import is_only_submitted
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
@@ -188,6 +190,21 @@ class Backlog:
             if (facts := known[1]) is not None:
                 found.append(UnfinishedRun(self.store, self.seal, facts))
         return sorted(found, key=lambda each: each.facts.created_at)
+
+    def submitted(self, names: Iterable[str]) -> Iterator[UnfinishedRun]:
+        """Yield the submitted runs of a workflow that have not begun, in the order of their begin.
+
+        Args:
+            names: the full names of the workflow.
+        """
+        due_heads = getattr(self.store, "due_heads", None)
+        if due_heads is None:  # they are among the unfinished runs
+            return
+        indexes = dict.fromkeys(index for name in names for index in self.seal.indexes(name))
+        for head in heapq.merge(*map(due_heads, indexes), key=lambda head: head.due):
+            facts = open_head(self.seal, head) or facts_of(self.store, self.seal, head.run_id)
+            if facts is not None and facts.is_submitted:
+                yield UnfinishedRun(self.store, self.seal, facts)
 
     def look_at(self, run_id: str) -> UnfinishedRun | None:
         """Return the current state of a run, or ``None`` if the run need not continue.
@@ -626,12 +643,17 @@ def refuse_start(workflow: Definition, what: str) -> None:
     Args:
         what: the name of the refused operation.
     """
+    refuse_generator(workflow, what)
+    refuse_inside(what)
+
+
+def refuse_generator(workflow: Definition, what: str) -> None:
+    """Refuse to start a generator where nothing would consume its items."""
     if workflow.is_generator or workflow.is_async_generator:
         raise errors.ConfigurationError(
             f"{what}: nothing would consume the items of a generator workflow; "
             "iterate over it where you need them"
         )
-    refuse_inside(what)
 
 
 def refuse_inside(what: str) -> None:
@@ -1012,7 +1034,8 @@ class _ToContinue:
 
     def _look(self, store: Store, wanted: Any, names: set[str]) -> None:
         """Sort the unfinished runs of a store."""
-        for each in Backlog(store).look():
+        backlog = Backlog(store)
+        for each in itertools.chain(backlog.look(), backlog.submitted(names)):
             if wanted is not None and each.facts.workflow not in names:
                 continue
             try:

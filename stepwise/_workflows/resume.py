@@ -221,6 +221,7 @@ def record_resumed(
         end=0,
         error="",
         code=code,
+        created_at=now if facts.is_submitted else facts.created_at,
         updated_at=now,
         waits=(),
         cancels=max(seen, facts.cancels),

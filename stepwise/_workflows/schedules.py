@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from stepwise import errors
@@ -152,14 +153,14 @@ class Timetable:
         self._report = report
         self._started = clock.now()
         self._entries: list[_Entry] = []
-        self._removed: list[tuple[ScheduleRows, str]] = []  # workflows that have none any more
+        self._without: list[tuple[ScheduleRows, Definition]] = []  # workflows to look at once
         rows = {store.url: ScheduleRows(store, seal_for(store)) for store in stores}
         for each in (known.definition for known in known_workflows()):
             store = open_store(each.options.store or settings.store())
             if store.url not in rows:
                 continue
             if each.options.every is None:
-                self._removed.append((rows[store.url], each.label))
+                self._without.append((rows[store.url], each))
                 continue
             entry = _Entry(Schedule(each), rows[store.url])
             for other in self._entries:
@@ -176,96 +177,91 @@ class Timetable:
         """When a schedule is due, in seconds since 1970; infinite without schedules."""
         return min((each.due for each in self._entries), default=float("inf"))
 
-    def begin_due(self, *, look: bool = False) -> Iterator[tuple[str, str]]:
-        """Submit the runs that are due; yield the URL of the store and the id of each.
+    def begin_due(self, *, look: bool = False) -> bool:
+        """Submit the runs that are due; return whether there were any.
 
         Args:
             look: look at all rows, since somebody may have changed them.
         """
-        now = clock.now()
-        while self._removed:
-            self._note_removed(*self._removed.pop())
+        now, found = clock.now(), False
+        for rows, workflow in self._without:
+            with self._reporting(workflow.label):
+                self._note_removed(rows, workflow)
+        self._without.clear()
         for each in self._entries:
             if not look and each.due > now:
                 continue
             each.due = now + _AGAIN
-            try:
+            with self._reporting(each.schedule.name):
                 row = each.rows.read(each.schedule.name)
-                if row is None or not self._is_settled(each.schedule, row, now):
-                    with each.rows.owned(_BUSY) as epoch:
-                        yield from self._advance(each, epoch)
-                else:
+                if row is not None and _is_settled(each.schedule, row, now):
                     each.due = _due(row)
-            except errors.RunBusyError:
-                each.due = now + _BUSY
-            except (errors.StepwiseError, errors.RunStopped) as error:
-                self._report("problem", f"schedule {each.schedule.name!r}: {error}")
+                    continue
+                try:
+                    with each.rows.owned(_BUSY) as epoch:
+                        found |= self._advance(each, epoch)
+                except errors.RunBusyError:
+                    each.due = now + _BUSY
+        return found
 
-    def _note_removed(self, rows: ScheduleRows, name: str) -> None:
+    @contextmanager
+    def _reporting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (errors.StepwiseError, errors.RunStopped) as error:
+            self._report("problem", f"schedule {name!r}: {error}")
+
+    def _note_removed(self, rows: ScheduleRows, workflow: Definition) -> None:
         """Note in its row that a workflow has no schedule any more."""
-        row = rows.opened(entry_of(name))
-        known = {each.definition.full_name for each in known_workflows()}
-        if row is not None and row.every and row.workflow in known and row.stated < self._started:
+        row = rows.opened(entry_of(workflow.label))
+        if row is not None and row.every and row.workflow == workflow.full_name:
             with rows.owned() as epoch:
-                rows.write(epoch, name, row._replace(every="", next=None, stated=self._started))
+                row = row._replace(every="", next=None, stated=self._started)
+                rows.write(epoch, row.name, row)
 
     # -- one schedule ------------------------------------------------------------------------------
 
-    def _is_settled(self, schedule: Schedule, row: ScheduleRow, now: float) -> bool:
-        """Return whether nothing is to be done, as the row of a schedule says."""
-        says = (row.workflow, row.every) == (schedule.workflow.full_name, schedule.text)
-        return says and not row.fired and _due(row) > now and row.last <= now + _WRONG
+    def _advance(self, entry: _Entry, epoch: int) -> bool:
+        """Submit the runs of a schedule that are due, and write its row, under the lease.
 
-    def _advance(self, entry: _Entry, epoch: int) -> Iterator[tuple[str, str]]:
-        """Submit the runs of a schedule that are due, and write its row, under the lease."""
+        Returns:
+            whether there were any.
+        """
         schedule, rows, now = entry.schedule, entry.rows, clock.now()
         known = rows.read(schedule.name)
         row = self._adopted(schedule, rows.store, known, now)
-        if row is None:  # a later program says something else
-            return
-        begun = [(each, run_id_of(row.name, each, fired=True)) for each in row.fired]
+        due, at = list[int](), 0
         if not row.paused:
-            after = schedule.instants.after
-            due, at = list[int](), after(row.last)
+            at = schedule.instants.after(row.last)
             while at <= now and len(due) < _BATCH:
                 due.append(at)
-                at = after(at)
-            to_begin = schedule.to_begin(due, now, more=at <= now)
-            begun += [(each, run_id_of(row.name, each)) for each in to_begin]
-            missed = len(due) - len(to_begin)
-            if missed:
-                self._report("schedule", f"schedule {row.name!r}: {count(missed, 'instant')} missed")
-            last = due[-1] if due else row.last
-            row = row._replace(last=last, next=at, missed=row.missed + missed)
-        for instant, run_id in begun:
-            if self._begin(schedule, rows.store, instant, run_id):
-                yield rows.store.url, run_id
-        row = row._replace(fired=(), ran=begun[-1][1] if begun else row.ran)
+                at = schedule.instants.after(at)
+            row = row._replace(last=due[-1] if due else row.last, next=at)
+        to_begin = schedule.to_begin(due, now, more=at <= now)
+        for instant in to_begin:
+            row = row._replace(ran=_begin(schedule, rows.store, instant, fired=False))
+        missed = len(due) - len(to_begin)
+        row = row._replace(missed=row.missed + missed)
         if row != known:
             rows.write(epoch, row.name, row)
+        if missed:
+            self._report("schedule", f"schedule {row.name!r}: {count(missed, 'instant')} missed")
         entry.due = _due(row)
-
-    def _begin(self, schedule: Schedule, store: Store, instant: int, run_id: str) -> bool:
-        """Submit the run of an instant, unless that was done; return whether it was not."""
-        if facts_of(store, seal_for(store), run_id) is not None:
-            return False
-        try:
-            args, kwargs = schedule.call(instant)
-            options = schedule.workflow.options.changed({"run_id": run_id})
-            definition = Definition(schedule.workflow.function, options, schedule.workflow)
-            submit(None, None, definition, None, args, kwargs)
-        except errors.StepwiseError:
-            raise
-        except Exception as error:
-            raise errors.ConfigurationError(
-                f"run {run_id!r} cannot be submitted: {type(error).__name__}: {error_text(error)}"
-            ) from error
-        return True
+        for instant in row.fired:
+            ran = _begin(schedule, rows.store, instant, fired=True)
+            row = row._replace(ran=ran, fired=tuple(each for each in row.fired if each != instant))
+            rows.write(epoch, row.name, row)
+            to_begin.append(instant)
+        return bool(to_begin)
 
     def _adopted(
         self, schedule: Schedule, store: Store, row: ScheduleRow | None, now: float
-    ) -> ScheduleRow | None:
-        """Return the row with what this program says; ``None`` if a later program's word counts."""
+    ) -> ScheduleRow:
+        """Return the row with what this program says.
+
+        Raises:
+            ConfigurationError: another workflow has the row, or a later program's word counts.
+        """
         ours, text = schedule.workflow.full_name, schedule.text
         if row is None:
             return ScheduleRow(schedule.name, ours, text, self._started, now)
@@ -284,5 +280,30 @@ class Timetable:
         return row._replace(workflow=ours, every=text, stated=stated, last=last)
 
 
+def _is_settled(schedule: Schedule, row: ScheduleRow, now: float) -> bool:
+    """Return whether nothing is to be done, as the row of a schedule says."""
+    says = (row.workflow, row.every) == (schedule.workflow.full_name, schedule.text)
+    return says and not row.fired and _due(row) > now and row.last <= now + _WRONG
+
+
 def _due(row: ScheduleRow) -> float:
     return float("inf") if row.next is None or row.paused else row.next
+
+
+def _begin(schedule: Schedule, store: Store, instant: int, *, fired: bool) -> str:
+    """Submit the run of an instant, unless that was done; return its id."""
+    run_id = run_id_of(schedule.name, instant, fired=fired)
+    if facts_of(store, seal_for(store), run_id) is not None:
+        return run_id
+    try:
+        args, kwargs = schedule.call(instant)
+        options = schedule.workflow.options.changed({"run_id": run_id})
+        definition = Definition(schedule.workflow.function, options, schedule.workflow)
+        submit(None, None, definition, None, args, kwargs)
+        return run_id
+    except errors.StepwiseError:
+        raise
+    except Exception as error:
+        raise errors.ConfigurationError(
+            f"run {run_id!r} cannot be submitted: {type(error).__name__}: {error_text(error)}"
+        ) from error

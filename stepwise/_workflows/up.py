@@ -42,6 +42,7 @@ import functools
 import heapq
 import importlib
 import io
+import itertools
 import math
 import os
 import queue
@@ -59,13 +60,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise import errors
 from stepwise._execution.active_run import current_scope
-from stepwise._execution.process_memory import known_workflow, known_workflows, memory
+from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._execution.viewer import error_of
 from stepwise._journal.journal import facts_of, newest_mark, read_end, seal_for
 from stepwise._journal.lease import Lease, describe_owner, supervisor_name
-from stepwise._journal.log import Bell
+from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
 from stepwise._runs.run import Run
@@ -872,6 +873,8 @@ class ModuleFiles:
 # -- supervisor -----------------------------------------------------------------------------------
 
 
+_DRAWN = 100  # submitted runs of a workflow that are planned; the others stay in the store
+_DRAW_AGAIN = 0.25  # seconds after a ring; a submission may follow another one without a ring
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
 _BELL = 0.1  # seconds between two looks at the bells
 _SET_BACK = 2.0  # seconds by which the clock may be corrected without a new look at everything
@@ -960,6 +963,35 @@ class _Plan(NamedTuple):
     alone: bool = False
 
 
+class _Queue:
+    """The submitted runs of one workflow in one store, of which only the next are planned.
+
+    Attributes:
+        planned: the runs that are planned.
+        has_more: whether there may be others behind them.
+    """
+
+    def __init__(self, backlog: handles.Backlog, names: tuple[str, ...]) -> None:
+        self._backlog, self._names = backlog, names
+        self.planned: dict[Key, handles.UnfinishedRun] = {}
+        self.has_more = False
+
+    def is_full(self) -> bool:
+        """Return whether as many runs as are planned are due, so that others need no look."""
+        last = next(reversed(self.planned.values()), None)
+        return self.has_more and last is not None and last.until <= clock.now()
+
+    def draw(self, is_planned: Callable[[handles.UnfinishedRun], bool]) -> None:
+        """Look for the next runs.
+
+        Args:
+            is_planned: returns whether a run is to be planned at all.
+        """
+        found = filter(is_planned, self._backlog.submitted(self._names))
+        self.planned = {run.key: run for run in itertools.islice(found, _DRAWN)}
+        self.has_more = len(self.planned) == _DRAWN
+
+
 class _LeftAlone(NamedTuple):
     """A run that the supervisor leaves alone until something about the run changes."""
 
@@ -984,6 +1016,12 @@ class Supervisor:
         output: RunOutput,
     ) -> None:
         self._backlogs = {store.url: handles.Backlog(store) for store in stores}
+        self._queues = [
+            _Queue(backlog, names)
+            for backlog in self._backlogs.values()
+            for names in {names_of(each.definition) for each in known_workflows()}
+        ]
+        self._draws: list[float] = []  # moments, by the monotonic clock, of looks at the queues
         self._terms, self._report = terms, report
         self._bells: dict[str, Bell] = {}
         self._plans: dict[Key, _Plan] = {}
@@ -1056,9 +1094,11 @@ class Supervisor:
         memory.is_executor = True
         settings.suspend_soon(WAIT_HERE)
         self._files.look()
-        if self._terms.once:
-            self._horizon = clock.now() + _SCAN
         self._begin_scheduled(look=True)
+        if self._terms.once:
+            while self._timetable.next <= clock.now():  # many instants were missed
+                self._begin_scheduled()
+            self._horizon = clock.now() + _SCAN
         self._scan()
         if not self._terms.only:
             now, plans = clock.now(), self._plans.values()
@@ -1070,7 +1110,6 @@ class Supervisor:
             self._begin_scheduled()
             self._begin_due()
             is_due = any(plan.at <= self._horizon for plan in self._plans.values())
-            is_due = is_due or self._timetable.next <= clock.now()
             if self._terms.once and not self._jobs and not is_due:
                 break
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
@@ -1086,6 +1125,9 @@ class Supervisor:
                 scanned, behind = time.monotonic(), _behind()
             else:
                 self._hear()
+                if self._draws and time.monotonic() >= self._draws[0]:
+                    del self._draws[0]
+                    self._draw()
         for url in self._backlogs:
             self._withdraw(url)
         self._drain()
@@ -1129,7 +1171,7 @@ class Supervisor:
                 self._announce(backlog.store)
                 self._renew_bell(url)
                 found = backlog.look()
-                for run in found:
+                for run in [*found, *filter(None, map(backlog.look_at, self._terms.only))]:
                     self._consider(run)
             except (errors.StepwiseError, errors.RunStopped) as error:
                 if self._terms.once:
@@ -1138,10 +1180,36 @@ class Supervisor:
                 self._say("problem", None, f"the runs in {url} cannot be looked at: {error}")
                 continue
             there = {run.key for run in found}
+            there |= {key for key, left in self._left.items() if left.run.facts.is_submitted}
+            there |= {key for each in self._queues for key in each.planned}
             for known in (self._plans, self._left, self._faults):
                 for key in [key for key in known if key[0] == url and key not in there]:
                     del known[key]
+        self._draw()
         self._sweep()
+
+    def _draw(self) -> None:
+        """Plan the submitted runs that are next."""
+        if self._terms.only:
+            return
+        for each in self._queues:
+            if not each.is_full():
+                # The next scan reports an error of the store.
+                with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
+                    self._refill(each)
+
+    def _draw_soon(self) -> None:
+        """Look for submitted runs now, and again a moment later."""
+        soon = time.monotonic()
+        self._draws = [soon, soon + _DRAW_AGAIN]
+
+    def _refill(self, line: _Queue) -> None:
+        before = line.planned
+        line.draw(lambda run: run.key not in self._jobs and not self._is_left(run))
+        for key in before.keys() - line.planned.keys():
+            self._plans.pop(key, None)
+        for run in line.planned.values():
+            self._consider(run)
 
     def _announce(self, store: Store) -> None:
         """Take a lease for each workflow, so that others see who continues its runs.
@@ -1183,11 +1251,14 @@ class Supervisor:
                 errors.StepwiseError, errors.RunStopped
             ):  # the next scan reports it
                 for run_id in bell.look():
-                    self._look_at(url, run_id)
+                    if run_id == QUEUE:
+                        self._draw_soon()
+                    else:
+                        self._look_at(url, run_id)
 
     def _look_at(self, url: str, run_id: str) -> None:
         run = self._backlogs[url].look_at(run_id)
-        if run is not None:
+        if run is not None and (run.key in self._plans or not run.facts.is_submitted):
             self._plans.pop(run.key, None)
             self._consider(run)
 
@@ -1207,10 +1278,10 @@ class Supervisor:
     # -- schedules -------------------------------------------------------------------------------
 
     def _begin_scheduled(self, *, look: bool = False) -> None:
-        """Submit the runs of schedules that are due; see :meth:`Timetable.begin_due`."""
-        if not self._terms.only:
-            for url, run_id in self._timetable.begin_due(look=look):
-                self._look_at(url, run_id)
+        """Submit the runs of schedules that are due; with ``once``, only at first."""
+        is_over = self._terms.only or (self._terms.once and self._horizon < math.inf)
+        if not is_over and self._timetable.begin_due(look=look):
+            self._draw()
 
     def _tell_of_schedule(self, kind: Literal["problem", "schedule"], text: str) -> None:
         self._failed += kind == "problem"
@@ -1245,7 +1316,8 @@ class Supervisor:
         if why == "crashed":
             self._plan_after_death(run, definition.code)
         else:
-            self._plan(_Plan(run, run.until if why is None else clock.now()))
+            is_due = why is not None and not facts.is_submitted  # those keep their order
+            self._plan(_Plan(run, clock.now() if is_due else run.until))
 
     def _leave_strange(self, run: handles.UnfinishedRun, error: errors.ConfigurationError) -> None:
         """Leave a run whose workflow is unknown here; report the first of them by name."""
@@ -1348,8 +1420,21 @@ class Supervisor:
             plan = self._plans.get(key)
             if plan is not None and plan.at == at and key not in self._jobs:
                 del self._plans[key]
-                if not self._is_left_to_another_version(plan.run):
+                if self._is_still_next(plan) and not self._is_left_to_another_version(plan.run):
                     self._begin(plan)
+
+    def _is_still_next(self, plan: _Plan) -> bool:
+        """Return whether nobody has begun a submitted run meanwhile; plan the next ones in time."""
+        run, backlog = plan.run, self._backlogs[plan.run.store.url]
+        line = next((each for each in self._queues if each.planned.pop(run.key, None)), None)
+        if line is None:
+            return True
+        if line.has_more and len(line.planned) < self._terms.most:
+            self._refill(line)
+        # The execution reports an error.
+        with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
+            return backlog.look_at(run.facts.run_id) == run
+        return True
 
     def _is_left_to_another_version(self, run: UnfinishedRun) -> bool:
         """Return whether another supervisor has the code that last executed the run.
@@ -1400,6 +1485,8 @@ class Supervisor:
         """Handle the end of a run's execution: report it, and plan or leave the run."""
         run, error = job.run, job.error
         del self._jobs[run.key]
+        if isinstance(error, errors.RunBusyError) and run.facts.is_submitted:
+            return  # another process was faster
         if isinstance(error, errors.RunBusyError) or (
             isinstance(error, errors.LeaseLostError)
             and run.store.owner(run.facts.run_id) is not None

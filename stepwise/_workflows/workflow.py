@@ -8,6 +8,7 @@ not take it for the bare function.  It is equal only to itself, and it can be pi
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
@@ -115,6 +116,47 @@ class _Offers(definitions.TakesOptions, Generic[P, R_co]):
         step.  A coroutine function executes in a task of the running event loop, and ends with it.
         """
         return self._with(self.definition, _start)(*args, **kwargs)
+
+    if TYPE_CHECKING:
+
+        @overload
+        def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> Run: ...
+        @overload
+        def submit(
+            self,
+            /,
+            *args: Any,
+            at: dt.datetime | dt.timedelta,
+            run_id: str | None = None,
+            **kwargs: Any,
+        ) -> Run: ...
+        @overload
+        def submit(self, /, *args: Any, run_id: str, **kwargs: Any) -> Run: ...
+
+    def submit(self, /, *args: Any, at: Any = None, run_id: Any = None, **kwargs: Any) -> Run:
+        """Record a run that ``stepwise up`` begins, or ``recover()``; return it at once.
+
+        Runs begin in the order of their submission.  Without ``run_id``, each submission is a run
+        of its own.  A call of the workflow by the run's id begins it there.  Inside a run, the
+        submission is a recorded step.
+
+        Args:
+            at: the run begins then at the earliest: a ``datetime`` with a time zone, or a
+                ``timedelta`` from now.
+            run_id: the id of the run.  If there is a run of that id and these arguments, that run
+                is returned.
+
+        Raises:
+            RunConflictError: the id belongs to a run with other arguments.
+            NotRecordableError: an argument cannot be recorded for the process that begins the run.
+            ConfigurationError: ``at`` has no time zone; the workflow is a generator; or an argument
+                of that name may be meant for the workflow.
+        """
+        from stepwise._workflows.submitted import submit  # on use: few programs submit
+
+        operation = functools.partial(submit, at, run_id)
+        found: Run = self._with(self.definition, operation)(*args, **kwargs)
+        return found
 
     if not TYPE_CHECKING:
 

@@ -148,7 +148,8 @@ _COLUMNS = {
     "objects": "hash bytea, name bytea, data bytea",
     "deleted": "hash bytea",
     "pruned": "number bigint",
-    "runs": "name bytea, flow bytea, workflow bytea, finished boolean, data bytea, words bytea",
+    "runs": "name bytea, flow bytea, workflow bytea, finished boolean, data bytea, words bytea, "
+    "due float8",
     "announced": "hash bytea",
 }
 _KEYS = {"records": "run, number", "objects": "run, hash", "runs": "run"}
@@ -199,7 +200,8 @@ def _rows(each: RunBatch) -> dict[str, list[Any]]:
 
 def _head_row(head: Head) -> tuple[Any, ...]:
     name, flow = to_bytes(head.run_id), to_bytes(head.workflow)
-    return name, flow, hashed(head.workflow), head.finished, head.data, to_bytes(head.words)
+    words = to_bytes(head.words)
+    return name, flow, hashed(head.workflow), head.finished, head.data, words, head.due
 
 
 @functools.lru_cache(maxsize=256)

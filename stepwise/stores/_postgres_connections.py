@@ -11,8 +11,8 @@ The tables of a Postgres store are made under a lock of the transaction.
 
     meta       format of the store
     leases     run, hash of the run id, epoch, turn, holder, owner, the last two marks
-    runs       run, for listings: run id, workflow and its hash, finished, head, and its place in
-               the order in which the runs began
+    runs       run, for listings: run id, workflow and its hash, finished, head, when it is to
+               begin, and its place in the order in which the runs began
     records    run, number, data
     objects    run, hash of the name, name, data
     processes  id, host, boot, namespace of process ids, pid, its start, node, lease, beat
@@ -163,13 +163,16 @@ CREATE TABLE {schema}.runs (
     finished boolean NOT NULL,
     data bytea NOT NULL,
     words bytea NOT NULL,
+    due double precision,
     place bigint GENERATED ALWAYS AS IDENTITY
 ) WITH (fillfactor = 80);
 CREATE INDEX runs_place ON {schema}.runs (place);
 CREATE INDEX runs_workflow ON {schema}.runs (workflow, run);
-CREATE INDEX runs_unfinished ON {schema}.runs (run) WHERE NOT finished;
-CREATE INDEX runs_unfinished_place ON {schema}.runs (place) WHERE NOT finished;
-CREATE INDEX runs_unfinished_workflow ON {schema}.runs (workflow, run) WHERE NOT finished;
+CREATE INDEX runs_unfinished ON {schema}.runs (run) WHERE NOT finished AND due IS NULL;
+CREATE INDEX runs_unfinished_place ON {schema}.runs (place) WHERE NOT finished AND due IS NULL;
+CREATE INDEX runs_unfinished_workflow ON {schema}.runs (workflow, run)
+    WHERE NOT finished AND due IS NULL;
+CREATE INDEX runs_due ON {schema}.runs (workflow, due, place) WHERE due IS NOT NULL;
 CREATE TABLE {schema}.records (
     run bigint NOT NULL,
     number bigint NOT NULL,

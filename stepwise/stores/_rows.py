@@ -33,6 +33,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import sqlite3
 import time
@@ -181,7 +182,8 @@ def owner_of(row: bytes) -> Owner | None:
 
 def pack(head: Head) -> bytes:
     """Serialize a head into the value of its row."""
-    front = json.dumps([head.run_id, head.workflow, head.finished]).encode()
+    due = () if head.due is None else (head.due,)
+    front = json.dumps([head.run_id, head.workflow, head.finished, *due]).encode()
     return len(front).to_bytes(4, "big") + front + head.data
 
 
@@ -197,9 +199,9 @@ def unpack(row: object, run: object, words: object) -> Head | None:
         return None
     end = 4 + int.from_bytes(row[:4], "big")
     try:
-        run_id, workflow, finished = json.loads(row[4:end])
+        run_id, workflow, finished, *due = json.loads(row[4:end])
         text = words.decode("utf-8", "surrogatepass")
-        head = Head(run_id, workflow, finished, row[end:], text)
+        head = Head(run_id, workflow, finished, row[end:], text, *due)
         return head if hashed(run_id) == run else None
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None  # a damaged row of the listing; the run's records are the truth
@@ -227,7 +229,7 @@ class WantedHeads(NamedTuple):
 
         The caller appends the last parameter, the size of the page.
         """
-        which, parameters = ["TRUE"], list[Any]()
+        which, parameters = ["due IS NULL" if self.unfinished else "TRUE"], list[Any]()
         if cursor is not None:
             which.append(f"place {'<' if self.newest else '>'} ?")
             parameters.append(cursor)
@@ -294,17 +296,28 @@ _OF_CACHE: dict[str, object] = {  # all settings of a diskcache
 }
 _HEADS = (
     "CREATE TABLE IF NOT EXISTS Heads "
-    "(place INTEGER PRIMARY KEY, run TEXT UNIQUE, unfinished TEXT, words BLOB, value BLOB)"
+    "(place INTEGER PRIMARY KEY, run TEXT UNIQUE, unfinished TEXT, words BLOB, value BLOB, "
+    "due REAL)"
 )
+_OPEN = "unfinished IS NOT NULL AND due IS NULL"
 _INDEXES_OF_HEADS = [  # a start looks for unfinished runs: of its workflow, and of any workflow
-    f"CREATE INDEX IF NOT EXISTS {name} ON Heads ({columns}) WHERE unfinished IS NOT NULL"
-    for name, columns in (("Heads_unfinished", "unfinished, place"), ("Heads_open", "place"))
+    f"CREATE INDEX IF NOT EXISTS {name} ON Heads ({columns}) WHERE {which}"
+    for name, columns, which in (
+        ("Heads_unfinished", "unfinished, place", _OPEN),
+        ("Heads_open", "place", _OPEN),
+        ("Heads_due", "unfinished, due, place", "due IS NOT NULL"),
+    )
 ]
+_DUE = (
+    "SELECT due, place, run, words, value FROM Heads INDEXED BY Heads_due WHERE unfinished = ? "
+    "AND due IS NOT NULL AND (due, place) > (?, ?) ORDER BY due, place LIMIT ?"
+)
 _METADATA = {"count", "size", "hits", "misses"}  # settings that diskcache creates itself
 _MADE = {
     "Heads",
     "Heads_unfinished",
     "Heads_open",
+    "Heads_due",
     *("Cache", "Cache_key_raw", "Cache_expire_time", "Settings"),
     *(f"Settings_{what}" for what in ("count_insert", "count_delete")),
     *(f"Settings_size_{when}" for when in ("insert", "update", "delete")),
@@ -316,8 +329,9 @@ _INSERT = "INSERT OR IGNORE INTO Cache (key, raw, size, mode, filename, value) V
 _INSERT_LARGE = f"{_INSERT} (?, 1, ?, {MODE_BINARY}, ?, NULL)"
 _INSERT_SMALL = f"{_INSERT} (?, 1, 0, {MODE_RAW}, NULL, ?)"
 _PUT_HEAD = (
-    "INSERT INTO Heads (run, unfinished, words, value) VALUES (?, ?, ?, ?) ON CONFLICT (run) DO "
-    "UPDATE SET unfinished = excluded.unfinished, words = excluded.words, value = excluded.value"
+    "INSERT INTO Heads (run, unfinished, words, value, due) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (run) DO UPDATE SET unfinished = excluded.unfinished, words = excluded.words, "
+    "value = excluded.value, due = excluded.due"
 )
 _REPLACE = (
     "UPDATE OR IGNORE Cache SET key = ?, size = 0, mode = ?, value = ? "
@@ -631,7 +645,7 @@ class Rows:
 
     def put_head(self, head: Head) -> None:
         unfinished = None if head.finished else hashed(head.workflow)
-        row = hashed(head.run_id), unfinished, to_bytes(head.words), pack(head)
+        row = hashed(head.run_id), unfinished, to_bytes(head.words), pack(head), head.due
         self._con.execute(_PUT_HEAD, row)
 
     def head(self, run_id: str) -> Head | None:
@@ -653,6 +667,18 @@ class Rows:
             head = unpack(value, run, words)
             is_wanted = head is not None and wanted.workflow in (None, head.workflow)
             found.append((place, head if is_wanted else None))
+        return found
+
+    def due_heads(self, workflow: str, cursor: tuple[float, int] | None, size: int) -> Page[Head]:
+        after = cursor or (-math.inf, 0)
+        found: Page[Head] = []
+        rows = self._con.execute(_DUE, (hashed(workflow), *after, size)).fetchall()
+        for due, place, run, words, value in rows:
+            if (due, place) <= after:  # the reading could loop
+                raise damaged(self._path, "its heads are out of order")
+            after, head = (due, place), unpack(value, run, words)
+            is_wanted = head is not None and head.workflow == workflow
+            found.append((after, head if is_wanted else None))
         return found
 
     def count_heads(self) -> int:

@@ -26,6 +26,10 @@ A store may have more methods:
   that run; without such a head, it yields none.
 - ``last_owner(run_id)`` returns the process that last took the lease, even if it is gone, so that
   displays can name the process and the machine that died; ``None`` if it is unknown.
+- ``due_heads(workflow)`` yields the heads of a workflow's runs that have a ``due``, the earliest
+  first, and of equal ones the run that was written first.  ``heads(unfinished=True)`` and
+  ``newest_heads(unfinished=True)`` leave these heads out.  A store without this method ignores
+  ``due``: such a head is then one of the unfinished ones.
 - ``count_heads()`` returns the number of heads.
 - ``note(run_id, epoch, data)`` replaces the run's note, a few sealed bytes that need not survive
   anything; ``noted(run_id)`` returns the note, or ``b""`` if there is none.  Displays read the
@@ -95,7 +99,8 @@ class Head(NamedTuple):
     """One row of the listing of runs.  ``data`` is sealed; a store may index the other fields.
 
     ``workflow`` is an opaque string, equal for all runs of one workflow.  ``words`` is an opaque
-    text that listings search for parts.
+    text that listings search for parts.  ``due`` is when a run that has not begun is to begin, in
+    seconds since 1970; ``None`` for a run that has begun.
     """
 
     run_id: str
@@ -103,6 +108,7 @@ class Head(NamedTuple):
     finished: bool
     data: bytes
     words: str = ""
+    due: float | None = None
 
 
 def has_words(head: Head, words: Words) -> bool:

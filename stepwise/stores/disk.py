@@ -561,6 +561,10 @@ class DiskStore:
         wanted = WantedHeads(None, unfinished, newest=True, words=words, before=before)
         return self._all(lambda rows, *page: rows.heads(wanted, *page), _NEWEST_PAGES)
 
+    def due_heads(self, workflow: str) -> Iterator[Head]:
+        """Yield the heads of a workflow's runs that are to begin, the earliest first."""
+        return self._all(lambda rows, *page: rows.due_heads(workflow, *page))
+
     @_locked
     def count_heads(self) -> int:
         """Return the number of runs, child runs included."""

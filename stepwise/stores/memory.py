@@ -108,7 +108,7 @@ class MemoryStore:
         return (
             head
             for head in heads
-            if workflow in (None, head.workflow) and not (unfinished and head.finished)
+            if workflow in (None, head.workflow) and not (unfinished and _is_not_open(head))
         )
 
     def newest_heads(
@@ -122,8 +122,19 @@ class MemoryStore:
                 found = [run for run in found if run.place < last]
             heads = [run.head for run in found if run.head is not None]
         return (
-            head for head in heads if not (unfinished and head.finished) and has_words(head, words)
+            head
+            for head in heads
+            if not (unfinished and _is_not_open(head)) and has_words(head, words)
         )
+
+    def due_heads(self, workflow: str) -> Iterator[Head]:
+        """Yield the heads of a workflow's runs that are to begin, the earliest first."""
+        with self._lock:
+            runs = sorted(self._runs.values(), key=lambda run: run.place)
+        heads = (run.head for run in runs if run.head is not None)
+        due = ((head.due, head) for head in heads if head.workflow == workflow)
+        found = [(at, head) for at, head in due if at is not None]
+        return (head for _, head in sorted(found, key=lambda each: each[0]))
 
     def count_heads(self) -> int:
         """Return the number of runs, child runs included."""
@@ -147,6 +158,10 @@ class MemoryStore:
         if run is None or run.epoch != epoch or run.owner is None:
             raise LeaseLostError(run_id=run_id)
         return run
+
+
+def _is_not_open(head: Head) -> bool:
+    return head.finished or head.due is not None
 
 
 # -- fork ----------------------------------------------------------------------------------------

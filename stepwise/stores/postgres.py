@@ -507,7 +507,7 @@ class PostgresStore:
         return _head(*rows[0]) if rows else None
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
-        which = " AND NOT finished" if unfinished else ""
+        which = " AND NOT finished AND due IS NULL" if unfinished else ""
         more = () if workflow is None else (hashed(workflow),)
         which += "" if workflow is None else " AND workflow = $3"
 
@@ -521,7 +521,7 @@ class PostgresStore:
         self, *, unfinished: bool = False, words: Words = (), before: str = ""
     ) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
-        which = " AND NOT finished" if unfinished else ""
+        which = " AND NOT finished AND due IS NULL" if unfinished else ""
         numbers = itertools.count(3)
         for group in words:
             has = " OR ".join(f"position(${next(numbers)}::bytea IN words) > 0" for _ in group)
@@ -538,6 +538,19 @@ class PostgresStore:
             return self._rows(f"{sql}ORDER BY place DESC LIMIT $2", before, size, *more)
 
         return (_head(*row) for row in self._pages(page, 1 << 62))
+
+    def due_heads(self, workflow: str) -> Iterator[Head]:
+        """Yield the heads of a workflow's runs that are to begin, the earliest first."""
+
+        def page(after: tuple[float, int], size: int) -> list[Any]:
+            sql = (
+                f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE workflow = $1 "
+                "AND due IS NOT NULL AND (due, place) > ($2, $3) ORDER BY due, place LIMIT $4"
+            )
+            rows = self._rows(sql, hashed(workflow), *after, size)
+            return [((row[-2], row[0]), *row[1:]) for row in rows]
+
+        return itertools.starmap(_head, self._pages(page, (-math.inf, 0)))
 
     def count_heads(self) -> int:
         """Return the number of runs, child runs included."""
@@ -595,7 +608,7 @@ class PostgresStore:
             lambda connection: connection.execute(sql, parameters, binary=True).fetchall()
         )
 
-    def _pages(self, page: Callable[[int, int], list[Any]], cursor: int) -> Iterator[Any]:
+    def _pages(self, page: Callable[[Any, int], list[Any]], cursor: Any) -> Iterator[Any]:
         """Yield rows, read page by page; nothing stays open between two pages."""
         for size in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
             found = page(cursor, size)
@@ -621,11 +634,13 @@ class PostgresStore:
         self._connections.close()
 
 
-_HEAD = "name, flow, finished, words, data"
+_HEAD = "name, flow, finished, words, due, data"
 
 
-def _head(_: int, name: bytes, flow: bytes, finished: bool, words: bytes, data: bytes) -> Head:
-    return Head(to_text(name), to_text(flow), finished, data, to_text(words))
+def _head(
+    _: Any, name: bytes, flow: bytes, finished: bool, words: bytes, due: float | None, data: bytes
+) -> Head:
+    return Head(to_text(name), to_text(flow), finished, data, to_text(words), due)
 
 
 def _owner(text: str | None) -> Owner | None:
