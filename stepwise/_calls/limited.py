@@ -46,15 +46,17 @@ from stepwise._runtime.clock import End
 from stepwise._runtime.facts import public
 from stepwise._runtime.retries import is_seconds
 from stepwise.errors import ConfigurationError
-from stepwise.stores import open_store
+from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
     from stepwise._calls.call import Performer
     from stepwise._execution.location import Origin
+    from stepwise._journal.seal import Seal
 
 _LONGEST = 15.0  # seconds until a waiting call looks whether its run must end
 _REFUSED = 600.0  # seconds for which refused attempts of a step without a timeout are made again
 _NAME = 100  # characters
+_SINCE = time.time()  # when this program stated how many runs of its workflows may execute at once
 
 
 # -- the limit -----------------------------------------------------------------------------------
@@ -162,17 +164,12 @@ class Limit:
         _refuse_inside(self.name, scope)
         active = scope.run if scope is not None else None
         turn = ask_for(self, active, bell.ring, self.estimate)
-        try:
-            while not turn.granted:
-                seen = bell.changes
-                _raise_error(turn)
-                if scope is not None:
-                    scope.run.check(f"Limit({self.name!r})", scope.call)
-                if not turn.granted:
-                    (yield Wait(bell, seen, 1.0)).unwrap()
-        except BaseException:
-            turn.desk.leave(turn)
-            raise
+
+        def check() -> None:
+            if scope is not None:
+                scope.run.check(f"Limit({self.name!r})", scope.call)
+
+        yield from granted(turn, bell, check)
         permit = Permit(self.name, turn)
         _blocks.set((*_blocks.get(), permit))
         return Result(permit)
@@ -182,6 +179,26 @@ class Limit:
         at = max(n for n, permit in enumerate(blocks) if permit.name == self.name)
         _blocks.set(blocks[:at] + blocks[at + 1 :])
         blocks[at].end()
+
+
+def granted(turn: Turn, bell: Gong, check: Callable[[], object]) -> Core:
+    """Wait until a turn is granted; give it up if the wait ends with an error.
+
+    Args:
+        bell: rung when the turn is granted, or has failed.
+        check: called at least once a second; an exception ends the wait.
+    """
+    try:
+        while not turn.granted:
+            seen = bell.changes
+            _raise_error(turn)
+            check()
+            if not turn.granted:
+                (yield Wait(bell, seen, 1.0)).unwrap()
+    except BaseException:
+        turn.desk.leave(turn)
+        raise
+    return Result()
 
 
 def chosen_by_key(limit: Limit, key: Callable[..., object], bound: Mapping[str, Any]) -> Limit:
@@ -228,6 +245,26 @@ def ask_for(
         place, run = (store, seal_for(store)), f"process {os.getpid()} on {os.uname().nodename}"
     turn = Turn(run, tokens, waited, ring)
     ask(place, limit.name, figures_of(limit), turn)
+    return turn
+
+
+def ask_for_run(
+    place: tuple[Store, Seal],
+    workflow: str,
+    concurrent: int,
+    run_id: str,
+    ring: Callable[[], object],
+    waited: float = 0.0,
+) -> Turn:
+    """Ask for the turn of a run, whose workflow has ``concurrent=``.
+
+    Args:
+        place: the store, and the seal of its records.
+        workflow: the full name of the workflow, which is the name of the limit.
+        ring, waited: as for :func:`ask_for`.
+    """
+    turn = Turn(run_id, None, waited, ring)
+    ask(place, workflow, Figures(concurrent=concurrent, since=_SINCE), turn)
     return turn
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepwise import errors
-from stepwise._execution.active_run import current_scope, live_runs
+from stepwise._execution.active_run import cancelled_error, current_scope, live_runs
 from stepwise._execution.waits import Taken
 from stepwise._journal.course import Questions, asked_by
 from stepwise._journal.inbox import Inbox, Message, MessageKind, this_person
@@ -17,14 +17,16 @@ from stepwise._journal.journal import Journal, Position, facts_of, read_entries
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
 from stepwise._journal.projection import Calls, met_messages
-from stepwise._journal.records import Cancelling, RunFacts
+from stepwise._journal.records import Cancelling, Ended, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import open_waits
 from stepwise._runs.steps import gone, known_facts, newest_checkpoint
 from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import notice, reports, shell_word
 from stepwise._runtime.options import check_signal
+from stepwise._values.codec import encode_error
 from stepwise._values.data import json_bytes, misfit, plain
+from stepwise._values.preview import Secrets, preview
 from stepwise.stores import Store
 
 # -- messages -------------------------------------------------------------------------------------
@@ -362,6 +364,16 @@ def _facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
     return facts
 
 
+def _end_unbegun(journal: Journal, facts: RunFacts, record: Cancelling) -> None:
+    """Record the end of a submitted run that has not begun, so that none of its code is called."""
+    error = cancelled_error(facts.run_id, record.by, record.reason, record.at)
+    encoded, text = encode_error(error, Secrets()), preview(error)
+    ended = Ended("cancelled", preview=text, form=encoded.form, at=record.at)
+    end = journal.position.last + 2
+    over = facts._replace(status="cancelled", error=text, end=end, updated_at=record.at, waits=())
+    journal.append((record, b""), (ended, encoded.data), head=over)
+
+
 def _is_asked(store: Store, seal: Seal, facts: RunFacts) -> bool:
     """Return whether the inbox holds a request to cancel that the owner has not taken."""
     inbox = Inbox(store, seal, facts.run_id)
@@ -374,6 +386,9 @@ def _record(store: Store, seal: Seal, lease: Lease, facts: RunFacts, reason: str
     record = Cancelling(this_person(), reason, 0, time.time())
     journal = Journal(store, seal, facts.run_id, lease.epoch, fsync=True)
     journal.load(Position(facts.pruned, None))
+    if facts.is_submitted:
+        _end_unbegun(journal, facts, record)
+        return
     journal.append(
         (record, b""), head=facts._replace(cancelling=asked_by(record), updated_at=record.at)
     )

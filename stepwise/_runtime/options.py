@@ -371,6 +371,7 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
         _or_none(_is_positive),
         "seconds, above 0; None for as long as it takes",
     ),
+    "concurrent": (_or_none(_is_count), "a number of runs, 1 or more; None for any number"),
     **OF_SCHEDULES,
     "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
     "retention": _RETENTION,

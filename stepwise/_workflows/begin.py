@@ -41,6 +41,7 @@ from stepwise._execution.active_run import (
     debugged,
     live_runs,
 )
+from stepwise._execution.concurrency import Gong
 from stepwise._execution.location import Locator
 from stepwise._execution.outcomes import (
     load_inputs,
@@ -94,6 +95,7 @@ from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
     from stepwise._display.progress import Display
+    from stepwise._execution.turns import Turn
     from stepwise._runs.run import Run
 
 
@@ -341,6 +343,10 @@ def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
 RunT = TypeVar("RunT", bound=OpenedRun)
 
 
+class NoTurnError(Exception):
+    """A run has to wait for its turn, and is not taken up."""
+
+
 def check_may_begin(label: str) -> None:
     """Refuse to begin or resume a run in a process that only looks at runs."""
     if memory.only_looks:
@@ -365,6 +371,7 @@ def open_run(
         JournalLostError: records of side effects are missing.
         ConfigurationError: the run would be recorded as pickles, which this process refuses to
             load.
+        NoTurnError: the run is free, and has to wait for its turn.
     """
     check_may_begin(call.callee.workflow.label)
     if not call.codec:
@@ -383,12 +390,18 @@ def open_run(
         if facts is not None or lease.epoch > 1:  # the owner may have completed the run meanwhile
             facts, recall = recall_run(call, seal)
         if recall is None:
+            _check_turn(call)
             return kind(call, *_take_up(call, seal, lease, facts))
     except BaseException:
         lease.release()
         raise
     lease.release()
     return recall
+
+
+def _check_turn(call: Invocation) -> None:
+    if call.needs_turn:
+        raise NoTurnError
 
 
 def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
@@ -690,6 +703,7 @@ def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFac
 OnOwned = Literal["raise", "wait", "skip"]
 
 _SHORTEST, _LONGEST = 0.01, 0.5  # seconds between two polls
+_TELL_OF_TURN = 0.9  # seconds after which a call says that it waits for its turn
 
 _waiting: list[tuple[ActiveRun, str]] = []  # runs that wait for another run, with its id
 
@@ -1375,6 +1389,8 @@ class TopLevel(WorkflowCall):
 
     Attributes:
         meant: see :class:`Invocation`; only for a run that is named.
+        permit: the turn of the run, if its workflow has ``concurrent=``.
+        counts: whether the run needs such a turn.
     """
 
     display: Display | None = None
@@ -1388,6 +1404,8 @@ class TopLevel(WorkflowCall):
     _runs: Iterator[Meant]
     _starting: Starting | None = None  # None once the run has suspended
     continues = False  # True if the run was suspended by a call of this object
+    permit: Turn | None = None
+    counts = True
     unheard = False  # True if the run is woken after its call has ended, and the result is unused
 
     def __init__(self, *call: Any, skips: bool = False) -> None:
@@ -1424,6 +1442,13 @@ class TopLevel(WorkflowCall):
         The steps are: choose the run, take it up (recall its result, resume it, or begin it), and
         remember which run it is.
         """
+        try:
+            return (yield from self._turns(blocks=blocks, waits=waits))
+        except BaseException:
+            self.leave_turn()
+            raise
+
+    def _turns(self, *, blocks: bool, waits: Callable[[], None] | None) -> Core:
         if not self.run_id:
             self.choose()
         while self.taken is None:
@@ -1439,6 +1464,9 @@ class TopLevel(WorkflowCall):
                     raise
                 self.joined, self.taken = True, Recall(None)
                 break
+            except NoTurnError:
+                yield from self._await_turn(waits)
+                continue
             except (errors.RunBusyError, errors.RunOwnedError):
                 if not self._meant.unfinished:
                     raise
@@ -1452,6 +1480,37 @@ class TopLevel(WorkflowCall):
                 raise
             self.taken = opened
         return Result()
+
+    def _await_turn(self, waits: Callable[[], None] | None) -> Core:
+        """Wait until as few other runs of the workflow are executed as ``concurrent=`` says."""
+        from stepwise._calls.limited import ask_for_run, granted  # on use: few workflows have it
+
+        name, most = self.workflow.full_name, self.options.concurrent
+        place, bell, began = (self.store, journals.seal_for(self.store)), Gong(), time.monotonic()
+        assert most is not None
+        is_told = False
+
+        def look() -> None:
+            nonlocal is_told
+            if waits is not None:
+                waits()
+            if not is_told and time.monotonic() - began >= _TELL_OF_TURN:
+                is_told = True
+                others = f"{most} runs" if most > 1 else "another run"
+                notice(
+                    f"{self.run_id}: waits for its turn, since {others} of {name} may be executed"
+                )
+
+        permit = ask_for_run(place, name, most, self.run_id, bell.ring)
+        yield from granted(permit, bell, look)
+        self.permit = permit
+        return Result()
+
+    def leave_turn(self) -> None:
+        """Give the turn of the run to another one."""
+        permit, self.permit = self.permit, None
+        if permit is not None:
+            permit.desk.over(permit)
 
     def starting(self) -> Starting:
         """Return the object that chooses the run of this call."""
@@ -1519,6 +1578,7 @@ class TopLevel(WorkflowCall):
             waited=waited,
             resumes=self.resumes,
             anew=meant.generated and bool(meant.told),
+            needs_turn=self.permit is None and self.counts and self.options.concurrent is not None,
         )
         opened = open_run(call, WorkflowRun)
         self.opened = True
@@ -1549,6 +1609,7 @@ class TopLevel(WorkflowCall):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.display is not None:
             self.display.close()
+        self.leave_turn()
         if self.joined:
             return
         if error is None and not self.unheard:  # otherwise the next equal call means this run, too

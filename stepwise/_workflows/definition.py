@@ -67,6 +67,7 @@ class Options:
     tags: tuple[tuple[str, str], ...] = ()
     budget: Budget | None = None
     timeout: float | None = None
+    concurrent: int | None = None
     every: str | timedelta | None = None
     timezone: str | None = None
     missed: Missed = "once"
@@ -151,6 +152,7 @@ class TakesOptions:
             tags: Mapping[str, str] = ...,
             budget: Budget | None = ...,
             timeout: float | None = ...,
+            concurrent: int | None = ...,
             run_id: str | None = ...,
             fresh: bool = ...,
         ) -> Self:

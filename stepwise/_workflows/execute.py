@@ -69,6 +69,7 @@ class Invocation(NamedTuple):
         resumes: whether the run is taken up even if it was cancelled.
         timeout: seconds that the run may take since its start.
         anew: whether the user asked for a new run.
+        needs_turn: whether the run may not be taken up yet, since other runs of the workflow are.
     """
 
     callee: Callee
@@ -86,6 +87,7 @@ class Invocation(NamedTuple):
     resumes: bool = False
     timeout: float | None = None
     anew: bool = False
+    needs_turn: bool = False
 
 
 class Recall(NamedTuple):

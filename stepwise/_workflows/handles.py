@@ -908,6 +908,7 @@ def _close_unbegun(top: TopLevel) -> None:
         if isinstance(ambient, KeyboardInterrupt):
             record_interruption(top.taken.active, ambient)
         top.taken.active.close()
+        top.leave_turn()
         if top.display is not None:
             top.display.close()
 

@@ -98,7 +98,7 @@ def _submitted(
     )
     seal = journals.seal_for(store)
     check_key(store, seal)
-    _record(call, seal, due)
+    _record(call, seal, due, limited=workflow.options.concurrent is not None)
     _ring(store, seal)
     return Run(store, call.run_id, seal)
 
@@ -140,8 +140,11 @@ def _moment(at: Any, what: str) -> float:
 # -- recording -----------------------------------------------------------------------------------
 
 
-def _record(call: Invocation, seal: Any, due: float) -> None:
+def _record(call: Invocation, seal: Any, due: float, *, limited: bool) -> None:
     """Record a submitted run, unless there is one with its id and its arguments.
+
+    Args:
+        limited: whether the workflow has ``concurrent=``.
 
     Raises:
         RunConflictError: the id belongs to another call.
@@ -153,7 +156,7 @@ def _record(call: Invocation, seal: Any, due: float) -> None:
         try:
             with Lease(call.store, call.run_id).acquire() as lease:
                 if not _is_there(call, seal):
-                    _append(call, seal, lease.epoch, due)
+                    _append(call, seal, lease.epoch, due, limited=limited)
                 return
         except errors.RunBusyError:
             if _is_there(call, seal):
@@ -170,7 +173,7 @@ def _is_there(call: Invocation, seal: Any) -> bool:
     return facts is not None
 
 
-def _append(call: Invocation, seal: Any, epoch: int, due: float) -> None:
+def _append(call: Invocation, seal: Any, epoch: int, due: float, *, limited: bool) -> None:
     started, payload, facts = beginning(call, secrets_of(call))
     started = started._replace(command=())  # the submitter's program does not continue the run
     try:
@@ -184,11 +187,13 @@ def _append(call: Invocation, seal: Any, epoch: int, due: float) -> None:
     journal = journals.Journal(call.store, seal, call.run_id, epoch, fsync=call.fsync)
     if call.explicit:
         journal.load()  # an empty run, or an error that names the loss
-    waits = (RunWait(0, "start", "", due, started.at),)
+    waits = [RunWait(0, "start", "", due, started.at)]
+    if limited:
+        waits.append(RunWait(0, "limit", facts.workflow, None, started.at))
     journal.append(
         (started, payload),
-        (Suspended(waits, at=started.at), b""),
-        head=facts._replace(status="suspended", waits=waits),
+        (Suspended((*waits,), at=started.at), b""),
+        head=facts._replace(status="suspended", waits=(*waits,)),
     )
 
 

@@ -59,10 +59,12 @@ from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise import errors
+from stepwise._calls.limited import ask_for_run
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
+from stepwise._execution.turns import Turn
 from stepwise._execution.viewer import error_of
 from stepwise._journal.journal import facts_of, newest_mark, read_end, seal_for
 from stepwise._journal.lease import Lease, describe_owner, supervisor_name
@@ -461,7 +463,7 @@ def _place(
         options = definition.options.changed({"on_owned": "raise"})
         definition = Definition(definition.function, options, definition)
     top = TopLevel(definition, instance, args, kwargs)
-    top.promised = True
+    top.promised, top.counts = True, False
     top.choose()
     check(top.store)
     workflow, whole = given  # possibly unbound, with the instance among the arguments
@@ -702,10 +704,16 @@ class Underway:
         refused: whether the workflow could not be called at all.
         lost: whether the process ended without a report; the store shows what became of the run.
         told: whether the executing process has already reported what became of the run.
+        permit: the turn of the run, if its workflow has ``concurrent=``.
     """
 
-    def __init__(self, run: handles.UnfinishedRun, news: Callable[[Underway], None]) -> None:
-        self.run = run
+    def __init__(
+        self,
+        run: handles.UnfinishedRun,
+        news: Callable[[Underway], None],
+        permit: Turn | None = None,
+    ) -> None:
+        self.run, self.permit = run, permit
         self.error: BaseException | None = None
         self.refused = self.lost = self.told = False
         self._news = news
@@ -768,6 +776,7 @@ class Threads:
         refused = False
         try:
             top = job.run.again()
+            top.permit = job.permit
         except Exception as problem:  # classes of loaded values may raise, too
             error, refused = problem, True
         else:
@@ -796,6 +805,7 @@ class Threads:
 
         try:
             top = job.run.again()
+            top.permit = job.permit
             handle = handles.start_task(top, asyncio.Semaphore(), wakes=False)
         except Exception as error:
             self._output.end(log)
@@ -1028,6 +1038,8 @@ class Supervisor:
         self._agenda: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
         self._moments: set[tuple[float, Key]] = set()  # the moments and runs in the heap
         self._jobs: dict[Key, Underway] = {}
+        self._asked: dict[Key, tuple[_Plan, Turn]] = {}  # runs that wait for their turn
+        self._held: list[_Plan] = []  # runs that ask for their turn once others have theirs
         self._left: dict[Key, _LeftAlone] = {}
         self._strange: set[str] = set()  # workflows that are not known here
         self._said: set[tuple[Key, str]] = set()
@@ -1110,7 +1122,7 @@ class Supervisor:
             self._begin_scheduled()
             self._begin_due()
             is_due = any(plan.at <= self._horizon for plan in self._plans.values())
-            if self._terms.once and not self._jobs and not is_due:
+            if self._terms.once and not (self._jobs or self._asked or is_due):
                 break
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
             set_back = _behind() > behind + _SET_BACK
@@ -1128,6 +1140,8 @@ class Supervisor:
                 if self._draws and time.monotonic() >= self._draws[0]:
                     del self._draws[0]
                     self._draw()
+        for _, turn in self._asked.values():
+            turn.desk.leave(turn)
         for url in self._backlogs:
             self._withdraw(url)
         self._drain()
@@ -1205,7 +1219,8 @@ class Supervisor:
 
     def _refill(self, line: _Queue) -> None:
         before = line.planned
-        line.draw(lambda run: run.key not in self._jobs and not self._is_left(run))
+        underway = self._jobs.keys() | self._asked.keys()
+        line.draw(lambda run: run.key not in underway and not self._is_left(run))
         for key in before.keys() - line.planned.keys():
             self._plans.pop(key, None)
         for run in line.planned.values():
@@ -1299,7 +1314,12 @@ class Supervisor:
 
     def _decide(self, run: handles.UnfinishedRun) -> None:
         key, facts, only = run.key, run.facts, self._terms.only
-        if key in self._jobs or (only and facts.run_id not in only) or self._is_left(run):
+        if (
+            key in self._jobs
+            or key in self._asked
+            or (only and facts.run_id not in only)
+            or self._is_left(run)
+        ):
             return
         known = self._plans.get(key)
         if known is not None and known.run.facts == facts:
@@ -1410,26 +1430,68 @@ class Supervisor:
 
     def _begin_due(self) -> None:
         """Begin the runs whose moment has come, the longest due first."""
-        now = clock.now()
-        latest = min(now, self._horizon)
+        self._begin_in_turn()
+        latest = min(clock.now(), self._horizon)
         while self._agenda and self._agenda[0][0] <= latest and not self._is_ending:
             if len(self._jobs) >= self._terms.most:
                 return
             at, _, key = heapq.heappop(self._agenda)
             self._moments.discard((at, key))
             plan = self._plans.get(key)
-            if plan is not None and plan.at == at and key not in self._jobs:
-                del self._plans[key]
-                if self._is_still_next(plan) and not self._is_left_to_another_version(plan.run):
-                    self._begin(plan)
+            if plan is None or plan.at != at or key in self._jobs or self._is_held(plan):
+                continue
+            del self._plans[key]
+            if self._is_still_next(plan.run) and not self._is_left_to_another_version(plan.run):
+                self._begin(plan)
 
-    def _is_still_next(self, plan: _Plan) -> bool:
-        """Return whether nobody has begun a submitted run meanwhile; plan the next ones in time."""
-        run, backlog = plan.run, self._backlogs[plan.run.store.url]
-        line = next((each for each in self._queues if each.planned.pop(run.key, None)), None)
-        if line is None:
+    def _is_held(self, plan: _Plan) -> bool:
+        """Ask for the turn of a run whose workflow has ``concurrent=``; return whether it waits."""
+        run, key = plan.run, plan.run.key
+        workflow = known_workflow(run.facts.workflow).definition
+        most = workflow.options.concurrent
+        if most is None or plan.alone or self._engine is not self._here:
+            return False  # another process asks itself
+        ahead = sum(
+            each.run.facts.workflow == run.facts.workflow for each, _ in self._asked.values()
+        )
+        if ahead >= self._terms.most:
+            self._held.append(plan)
             return True
-        if line.has_more and len(line.planned) < self._terms.most:
+        del self._plans[key]
+        waited = max(0.0, clock.now() - plan.at)
+        place, ring = (run.store, run.seal), functools.partial(self._news.put, None)
+        turn = ask_for_run(place, workflow.full_name, most, run.facts.run_id, ring, waited)
+        self._asked[key] = plan, turn
+        return True
+
+    def _begin_in_turn(self) -> None:
+        """Begin the runs that have got their turn."""
+        for key, (plan, turn) in list(self._asked.items()):
+            if not (turn.granted or turn.error):
+                continue
+            del self._asked[key]
+            if turn.error is not None:
+                self._plan(plan._replace(at=clock.now() + self._pause_after_fault(plan.run)))
+                self._say("problem", plan.run, error_text(turn.error))
+            elif len(self._jobs) >= self._terms.most:  # others took the places here meanwhile
+                turn.desk.leave(turn)
+                self._plan(plan)
+            elif self._is_still_next(plan.run) and not self._is_left_to_another_version(plan.run):
+                self._begin(plan, turn)
+            else:
+                turn.desk.leave(turn)
+            for each in self._held:
+                if self._plans.get(each.run.key) is each:
+                    self._plan(each)
+            self._held.clear()
+
+    def _is_still_next(self, run: UnfinishedRun) -> bool:
+        """Return whether nobody has begun a submitted run meanwhile; plan the next ones in time."""
+        if not run.facts.is_submitted:
+            return True
+        backlog = self._backlogs[run.store.url]
+        line = next((each for each in self._queues if each.planned.pop(run.key, None)), None)
+        if line is not None and line.has_more and len(line.planned) < self._terms.most:
             self._refill(line)
         # The execution reports an error.
         with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
@@ -1455,8 +1517,8 @@ class Supervisor:
                 return True
         return False
 
-    def _begin(self, plan: _Plan) -> None:
-        job = self._jobs[plan.run.key] = Underway(plan.run, self._news.put)
+    def _begin(self, plan: _Plan, turn: Turn | None = None) -> None:
+        job = self._jobs[plan.run.key] = Underway(plan.run, self._news.put, turn)
         engine = self._apart if plan.alone else self._engine
         if engine is self._here:
             self._say("begun", plan.run)
@@ -1484,6 +1546,8 @@ class Supervisor:
     def _ended(self, job: Underway) -> None:
         """Handle the end of a run's execution: report it, and plan or leave the run."""
         run, error = job.run, job.error
+        if job.permit is not None:
+            job.permit.desk.over(job.permit)  # if the run was not even taken up
         del self._jobs[run.key]
         if isinstance(error, errors.RunBusyError) and run.facts.is_submitted:
             return  # another process was faster

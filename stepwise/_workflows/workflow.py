@@ -409,6 +409,7 @@ def workflow(
     tags: Mapping[str, str] = ...,
     budget: Budget | None = None,
     timeout: float | None = None,
+    concurrent: int | None = None,
     every: str | timedelta | None = None,
     timezone: str | None = None,
     missed: definitions.Missed = ...,
@@ -464,6 +465,9 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             with ``stepwise.runs(tags=...)``.  Tags hold no secrets, and do not distinguish runs.
         timeout: seconds that a run may take since it began, waits and downtime included.  Then the
             run unwinds, its clean-up code runs, and it fails with :class:`RunTimeoutError`.
+        concurrent: how many runs of the workflow may be executed at once, by all processes and
+            machines of the store; ``None`` for any number.  A call waits for its turn.  Child runs
+            do not count, and a suspended run does not count meanwhile.
         budget: what a run may spend: a :class:`stepwise.Budget`.
         every: when ``stepwise up`` begins a run: a cron expression, ``"0 9 * * mon-fri"`` (with the
             extra ``schedules``), or a timedelta, counted from 1970-01-01 00:00 UTC on.  Each
