@@ -126,7 +126,7 @@ def check_schedule(workflow: Definition, given: Iterable[str]) -> None:
             ) from None
 
 
-class _Entry:
+class _Tracked:
     """A schedule of this process with its rows; ``due`` is when to look at its row."""
 
     def __init__(self, schedule: Schedule, rows: ScheduleRows) -> None:
@@ -152,7 +152,7 @@ class Timetable:
     ) -> None:
         self._report = report
         self._started = clock.now()
-        self._entries: list[_Entry] = []
+        self._entries: list[_Tracked] = []
         self._without: list[tuple[ScheduleRows, Definition]] = []  # workflows to look at once
         rows = {store.url: ScheduleRows(store, seal_for(store)) for store in stores}
         for each in (known.definition for known in known_workflows()):
@@ -162,7 +162,7 @@ class Timetable:
             if each.options.every is None:
                 self._without.append((rows[store.url], each))
                 continue
-            entry = _Entry(Schedule(each), rows[store.url])
+            entry = _Tracked(Schedule(each), rows[store.url])
             for other in self._entries:
                 if (other.schedule.name, other.rows) == (entry.schedule.name, entry.rows):
                     raise errors.ConfigurationError(
@@ -221,7 +221,7 @@ class Timetable:
 
     # -- one schedule ------------------------------------------------------------------------------
 
-    def _advance(self, entry: _Entry, epoch: int) -> bool:
+    def _advance(self, entry: _Tracked, epoch: int) -> bool:
         """Submit the runs of a schedule that are due, and write its row, under the lease.
 
         Returns:
@@ -244,6 +244,11 @@ class Timetable:
         row = row._replace(missed=row.missed + missed)
         if row != known:
             rows.write(epoch, row.name, row)
+        if (known is None or known.every != row.every) and not row.paused:
+            at_first = (
+                f"schedule {row.name!r}, {row.every}: it begins at {schedule.instants.at(at)}"
+            )
+            self._report("schedule", at_first)
         if missed:
             self._report("schedule", f"schedule {row.name!r}: {count(missed, 'instant')} missed")
         entry.due = _due(row)

@@ -1108,8 +1108,6 @@ class Supervisor:
         self._files.look()
         self._begin_scheduled(look=True)
         if self._terms.once:
-            while self._timetable.next <= clock.now():  # many instants were missed
-                self._begin_scheduled()
             self._horizon = clock.now() + _SCAN
         self._scan()
         if not self._terms.only:
@@ -1127,9 +1125,7 @@ class Supervisor:
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
             set_back = _behind() > behind + _SET_BACK
             if set_back:  # moments by the old clock would come too late
-                self._plans.clear()
-                self._agenda.clear()
-                self._moments.clear()
+                self._forget_plans()
             if set_back or time.monotonic() >= scanned + _SCAN:
                 self._look_for_edits()
                 self._begin_scheduled(look=True)
@@ -1147,6 +1143,14 @@ class Supervisor:
         self._drain()
         if self._terms.once:
             self._tell_of_others()
+
+    def _forget_plans(self) -> None:
+        """Forget when runs continue; the next scan plans all of them."""
+        self._plans.clear()
+        self._agenda.clear()
+        self._moments.clear()
+        for each in self._queues:
+            each.planned.clear()
 
     def _pause(self, to_scan: float) -> float:
         ahead = self._agenda[0][0] - clock.now() if self._agenda else math.inf
@@ -1294,8 +1298,13 @@ class Supervisor:
 
     def _begin_scheduled(self, *, look: bool = False) -> None:
         """Submit the runs of schedules that are due; with ``once``, only at first."""
-        is_over = self._terms.only or (self._terms.once and self._horizon < math.inf)
-        if not is_over and self._timetable.begin_due(look=look):
+        once = self._terms.once
+        if self._terms.only or (once and self._horizon < math.inf):
+            return
+        found = self._timetable.begin_due(look=look)
+        while once and self._timetable.next <= clock.now():  # many instants were missed
+            found |= self._timetable.begin_due()
+        if found:
             self._draw()
 
     def _tell_of_schedule(self, kind: Literal["problem", "schedule"], text: str) -> None:

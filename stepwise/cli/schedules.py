@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import click
 
-from stepwise._display.terminal import Column, Word, ago, duration_text
+from stepwise._display.terminal import Column, Word, when
 from stepwise._runs import schedules as of_store
 from stepwise._runs.housekeeping import store_url
 from stepwise._runtime.messages import count, shell_word
@@ -72,7 +71,6 @@ def _list(*, as_json: bool) -> None:
 
 
 def _row(facts: dict[str, Any]) -> list[Any]:
-    ahead = None if facts["next"] is None else facts["next"] - time.time()
     notes = [
         "paused" if facts["paused"] else "",
         f"{count(facts['asked'], 'run')} asked for" if facts["asked"] else "",
@@ -82,7 +80,7 @@ def _row(facts: dict[str, Any]) -> list[Any]:
     return [
         facts["name"],
         facts["every"],
-        "" if ahead is None else f"in {duration_text(ahead)}" if ahead > 0 else ago(-ahead),
+        "" if facts["next"] is None else when(facts["next"]),
         facts["run"] or "",
         Word(facts["status"] or ""),
         facts["missed"] or "",
