@@ -33,6 +33,7 @@ TYPES = {  # private aliases, in words
     "Budget | None": "a `Budget`, or `None`",
     "Limit | None": "a `Limit`, or `None`",
     "ClassFields | None": "fields by class",
+    "Callable[[datetime], Any] | None": "a function, or `None`",
     "Compensate": "a function, or `None`",
     "Executor | str | None": "an executor, a name, or `None`",
     "Exceptions": "an exception class, or a tuple of them",
@@ -45,6 +46,7 @@ TYPES = {  # private aliases, in words
     "Redact": "names, or a function",
     "RetryOn": "exception classes, or a function",
     "Retention": "a text",
+    "Missed": "a text",
     "Start | None": "a text, or `None`",
     "bool": "`True` or `False`",
     "bool | None": "`True`, `False` or `None`",
@@ -53,6 +55,7 @@ TYPES = {  # private aliases, in words
     "int": "a number",
     "int | None": "a number, or `None`",
     "str | None": "a text, or `None`",
+    "str | timedelta | None": "a text, a timedelta, or `None`",
     "tuple[str, ...]": "names",
     "tuple[tuple[str, str], ...]": "a mapping of texts",
 }

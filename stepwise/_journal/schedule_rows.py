@@ -88,9 +88,9 @@ class ScheduleRows:
         found = self.opened(entry_of(name))
         if found is None and self.store.get(SCHEDULES, entry_of(name)) is not None:
             raise CorruptStoreError(
-                f"the row of schedule {name!r} in {self.store.url} is damaged: nobody knows which "
-                "instants are over. To let it begin anew, with its next instant: stepwise "
-                f"schedules forget {shell_word(name)}",
+                f"the row of schedule {name!r} in {self.store.url} is damaged, or of another "
+                "STEPWISE_KEY: nobody knows which instants are over. To let it begin anew, with "
+                f"its next instant: stepwise schedules forget {shell_word(name)}",
                 path=self.store.url,
             )
         return found

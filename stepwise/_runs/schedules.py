@@ -10,6 +10,7 @@ from stepwise._journal.lease import is_served
 from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows, entry_of, run_id_of
 from stepwise._runs.run import Run
 from stepwise._runtime import clock, settings
+from stepwise._runtime.messages import count
 from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Store, open_store
 
@@ -115,6 +116,13 @@ def _facts(store: Store, row: ScheduleRow) -> dict[str, Any]:
         status = Run(store, row.ran, seal_for(store)).status if row.ran else None
     except RunNotFoundError:  # it was deleted
         status = None
+    served = is_served(store, row.workflow)
+    notes = {
+        "paused": row.paused,
+        f"{count(len(row.fired), 'run')} asked for": row.fired,
+        "no program has it": not row.every,
+        "no stepwise up has it": row.every and not served,
+    }
     return {
         "name": row.name,
         "workflow": row.workflow,
@@ -125,5 +133,6 @@ def _facts(store: Store, row: ScheduleRow) -> dict[str, Any]:
         "missed": row.missed,
         "paused": row.paused,
         "asked": len(row.fired),
-        "served": is_served(store, row.workflow),
+        "served": served,
+        "note": ", ".join(text for text, holds in notes.items() if holds),
     }

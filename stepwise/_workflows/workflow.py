@@ -426,64 +426,52 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
     Args:
         name: the workflow's name in run ids and listings; by default the qualified name of the
             function.  It is part of the identity of a run: keep it when you rename the function.
-        checkpoint_every: how many steps there are from one checkpoint of position and variables to
-            the next.  There is always a checkpoint before and after a side effect.  After a crash,
-            the code since the last checkpoint is executed again, with the variables of that
-            moment, and the journal answers its steps.
+        checkpoint_every: how many steps there are from one checkpoint to the next; one is always
+            before and after a side effect.  After a crash, the code since the last checkpoint is
+            executed again, with the variables of that moment, and the journal answers its steps.
         retention: which checkpoints are kept: ``"latest_only"``, ``"prune_old"`` (the newest
             ``keep``), ``"thinned"`` (the newest 20, ever fewer older ones), or ``"all"``.
         keep: how many checkpoints ``"prune_old"`` keeps.
         prune_journal: delete the records that no kept checkpoint needs, for endless loops.  The run
             can then not be replayed from the top.  Not for ``retention="all"`` or ``"thinned"``.
         start: the run that a call from outside of any run means.  ``"same"``: the run of
-            these arguments; the n-th equal call of a process is the n-th such run.  A killed
-            script thus resumes, and a completed script gets its results again.
+            these arguments; the n-th equal call of a process is the n-th such run.
             ``"unfinished"``: the newest unfinished run of these arguments that no process
-            executes, otherwise a new run (a bot, a job that never runs twice at once).  ``"new"``:
-            always a new run (a server).  ``None``: as ``STEPWISE_START`` says, otherwise
-            ``"same"``.  An explicit ``"same"`` silences the warning that a run of another process
-            answered a later call.
+            executes, otherwise a new run (a bot).  ``"new"``: a new run (a server).  ``None``: as
+            ``STEPWISE_START`` says, otherwise ``"same"``.  An explicit ``"same"`` silences the
+            warning that a run of another process answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
             ``compensate=``, the newest first.  Another call of the workflow repeats them.
         progress: show on the terminal, or in the notebook, the current step, the number of steps
             and the time.  ``None``: as ``STEPWISE_PROGRESS`` says.
-        store: where the runs are kept: a URL, a path or a store object.  ``None``: as
-            :func:`configure` or ``STEPWISE_STORE`` says.
+        store: where the runs are kept: a URL, a path or a store object; ``None``: as configured.
         codec: how results are recorded: ``"pickle"``, the default; or ``"json"``, as data only,
-            shaped by the annotated return types of functions (pydantic models and the like with
-            the extra ``json``).  A result that would come back as something else is refused.
-            Checkpoints are pickles in any case; the reading process decides whether to load them:
-            see ``trust`` of :func:`configure`.
+            shaped by the annotated return types of functions (pydantic models with the extra
+            ``json``).  A result that would come back as something else is refused.  Checkpoints
+            are pickles in any case; ``trust`` of :func:`configure` says whether to load them.
         durability: ``"fsync"``, the default: acknowledged records survive a power cut; ``"os"``:
-            they survive a killed process, not a power cut.  A child workflow has the durability of
-            its caller.
+            a killed process, not a power cut.  A child workflow has the durability of its caller.
         on_owned: what a call does if another thread or process executes its run.  ``"raise"``: it
-            raises ``RunBusyError``.  ``"wait"``: it waits for the result or the exception, and
-            takes the run over if its owner dies.  ``"skip"``: it raises ``RunSkipped``, while
-            ``execute()`` returns the run.
+            raises ``RunBusyError``.  ``"wait"``: it waits for the end, and takes the run over if
+            its owner dies.  ``"skip"``: it raises ``RunSkipped``; ``execute()`` returns the run.
         tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
             with ``stepwise.runs(tags=...)``.  Tags hold no secrets, and do not distinguish runs.
         timeout: seconds that a run may take since it began, waits and downtime included.  Then the
             run unwinds, its clean-up code runs, and it fails with :class:`RunTimeoutError`.
-        concurrent: how many runs of the workflow may be executed at once, by all processes and
-            machines of the store; ``None`` for any number.  A call waits for its turn.  Child runs
-            do not count, and a suspended run does not count meanwhile.
+        concurrent: how many runs may be executed at once, by all processes of the store; a call
+            waits for its turn.  Child runs do not count, and suspended runs do not meanwhile.
         budget: what a run may spend: a :class:`stepwise.Budget`.
-        every: when ``stepwise up`` begins a run: a cron expression, ``"0 9 * * mon-fri"`` (with the
-            extra ``schedules``), or a timedelta, counted from 1970-01-01 00:00 UTC on.  Each
-            instant is one run, whose id is the name and the instant in UTC.
+        every: the instants at which ``stepwise up`` begins a run: a cron expression (with the extra
+            ``schedules``), or a timedelta, counted from 1970-01-01 00:00 UTC on.
         timezone: the time zone of a cron expression, ``"Europe/Zurich"``; ``None`` for UTC.
-        missed: what becomes of instants at which no ``stepwise up`` was there within a minute.
-            ``"once"``, the default: one run, for the newest of them, unless a later instant is on
-            time.  ``"skip"``: nothing.  ``"all"``: a run for each.
-        arguments: a function of the instant, a datetime in that time zone, that returns the
-            arguments of its run: a tuple, or a dict by name.  ``None``: no arguments.
+        missed: the runs of instants at which no ``stepwise up`` was there within a minute:
+            ``"once"``, the default, one for all; ``"skip"``, none; ``"all"``, one for each.
+        arguments: a function of the instant that returns a tuple or a dict of arguments.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
             a function that receives the arguments and returns a value.
         ignore: names of parameters that do not distinguish runs, and whose values are not shown.
         secret: names of parameters whose values are never stored and never shown (``"self.NAME"``:
-            an attribute).  They do not distinguish runs, and a resumed run takes them from its
-            call.
+            an attribute).  They distinguish no runs; a resumed run takes them from its call.
         redact: names of parameters that are stored but not shown.  Or a function of a name and a
             value that returns the text to show, or ``None`` for the usual text.
 

@@ -71,12 +71,6 @@ def _list(*, as_json: bool) -> None:
 
 
 def _row(facts: dict[str, Any]) -> list[Any]:
-    notes = [
-        "paused" if facts["paused"] else "",
-        f"{count(facts['asked'], 'run')} asked for" if facts["asked"] else "",
-        "" if facts["every"] else "no program has it",
-        "no stepwise up has it" if facts["every"] and not facts["served"] else "",
-    ]
     return [
         facts["name"],
         facts["every"],
@@ -84,5 +78,5 @@ def _row(facts: dict[str, Any]) -> list[Any]:
         facts["run"] or "",
         Word(facts["status"] or ""),
         facts["missed"] or "",
-        ", ".join(filter(None, notes)),
+        facts["note"],
     ]
