@@ -11,8 +11,6 @@ its instants has none.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 
 from stepwise._journal.log import SealedLog
@@ -25,7 +23,6 @@ from stepwise.stores import Batch, Store
 
 SCHEDULES = "schedules:"
 """The name of the rows in a store, which no run may have."""
-_PATIENCE = 60.0  # seconds
 
 
 class ScheduleRow(NamedTuple):
@@ -34,11 +31,10 @@ class ScheduleRow(NamedTuple):
     Args:
         name: of the schedule and its workflow.
         workflow: the full name of the workflow.
-        every: what the program says: the expression or the period, and the time zone; empty if the
-            workflow has no schedule any more.
+        every: what the program says: the expression or the period, and the time zone.
         stated: the start of the program that said so.
         last: all instants up to here are over.
-        next: the next instant; ``None`` without a schedule.
+        next: the next instant; not after ``last`` if nobody has computed it.
         ran: the id of the newest run; empty if there was none.
         missed: how many instants have been left out.
         paused: whether runs are begun only on request.
@@ -50,7 +46,7 @@ class ScheduleRow(NamedTuple):
     every: str
     stated: float
     last: float
-    next: float | None = None
+    next: float = 0.0
     ran: str = ""
     missed: int = 0
     paused: bool = False
@@ -68,16 +64,21 @@ def run_id_of(name: str, instant: int, *, fired: bool = False) -> str:
 
 
 class ScheduleRows:
-    """The rows of one store."""
+    """The rows of one store.
+
+    Attributes:
+        owned: holds the lease of the rows and yields its epoch, for :meth:`write`; see
+            :meth:`SealedLog.owned`.
+    """
 
     def __init__(self, store: Store, seal: Seal) -> None:
         self.store = store
         self._seal = seal
-        self._log = SealedLog(store, seal, SCHEDULES)
+        self.owned = SealedLog(store, seal, SCHEDULES).owned
 
-    def names(self) -> list[str]:
-        """Return the names of the objects that hold rows."""
-        return self.store.names(SCHEDULES, "row/")
+    def all(self) -> list[ScheduleRow | None]:
+        """Return all rows by name; ``None`` for a damaged one."""
+        return [self._opened(entry) for entry in self.store.names(SCHEDULES, "row/")]
 
     def read(self, name: str) -> ScheduleRow | None:
         """Return the row of a schedule; ``None`` if the store has none.
@@ -85,8 +86,9 @@ class ScheduleRows:
         Raises:
             CorruptStoreError: the row is damaged.
         """
-        found = self.opened(entry_of(name))
-        if found is None and self.store.get(SCHEDULES, entry_of(name)) is not None:
+        entry = entry_of(name)
+        found = self._opened(entry)
+        if found is None and self.store.get(SCHEDULES, entry) is not None:
             raise CorruptStoreError(
                 f"the row of schedule {name!r} in {self.store.url} is damaged, or of another "
                 "STEPWISE_KEY: nobody knows which instants are over. To let it begin anew, with "
@@ -95,36 +97,19 @@ class ScheduleRows:
             )
         return found
 
-    def opened(self, entry: str) -> ScheduleRow | None:
-        """Return the row in an object; ``None`` if it is missing or damaged."""
+    def _opened(self, entry: str) -> ScheduleRow | None:
+        data = self.store.get(SCHEDULES, entry) or b""
         try:
-            opened = self._seal.open(
-                named(entry, SCHEDULES), self.store.get(SCHEDULES, entry) or b""
-            )
+            row = ScheduleRow(*self._seal.open(named(entry, SCHEDULES), data).header)
         except DamagedError:
             return None
-        row = ScheduleRow(*opened.header)
         return row._replace(fired=tuple(row.fired))
-
-    @contextmanager
-    def owned(self, patience: float = _PATIENCE) -> Iterator[int]:
-        """Hold the lease of the rows and yield its epoch, for :meth:`write`.
-
-        Args:
-            patience: seconds to wait for other processes, at most.
-
-        Raises:
-            RunBusyError: others have held the lease for all that time.
-        """
-        with self._log.owned(patience) as epoch:
-            yield epoch
 
     def write(self, epoch: int, name: str, row: ScheduleRow | None) -> None:
         """Replace the row of a schedule, or delete it."""
         entry = entry_of(name)
-        if row is None:
-            batch = Batch(delete=(entry,))
-        else:
+        batch = Batch(delete=(entry,))
+        if row is not None:
             batch = Batch(put={entry: self._seal.close(named(entry, SCHEDULES), list(row))[0]})
         with Uninterrupted():
             self.store.write(SCHEDULES, epoch, batch)

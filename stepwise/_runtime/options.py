@@ -56,19 +56,6 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def check_copied(name: str, given: Mapping[str, Any]) -> None:
-    """Refuse options that only the decorator of a workflow takes.
-
-    Raises:
-        ConfigurationError: the message names the option.
-    """
-    for option in OF_SCHEDULES.keys() & given.keys():
-        raise ConfigurationError(
-            f"{option}= of workflow {name!r} belongs to its decorator: stepwise up begins runs of "
-            "the decorated function, and not of copies"
-        )
-
-
 def check_signal(name: object) -> None:
     """Refuse an invalid name of a signal.
 

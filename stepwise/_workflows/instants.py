@@ -156,11 +156,8 @@ def _zone(name: str, what: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):  # KeyError: of ZoneInfoNotFoundError
-        known = available_timezones()
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "write one like 'Europe/Zurich'"
-        if not known:
-            hint = "this machine has no time zones: pip install tzdata"
-        raise ConfigurationError(
-            f"timezone={name!r} of {what}: there is no such zone; {hint}"
-        ) from None
+        close = difflib.get_close_matches(name, available_timezones(), n=1)
+        hint = (
+            f"did you mean {close[0]!r}?" if close else "write 'Europe/Zurich' (or install tzdata)"
+        )
+        raise ConfigurationError(f"timezone={name!r} of {what}: no such zone; {hint}") from None

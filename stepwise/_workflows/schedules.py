@@ -15,16 +15,16 @@ than a day ahead comes from a clock that was wrong, and the schedule goes on fro
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from stepwise import errors
 from stepwise._execution.process_memory import known_workflows
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.lease import is_served
-from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows, entry_of, run_id_of
+from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows, run_id_of
 from stepwise._runtime import clock, settings
 from stepwise._runtime.messages import count
 from stepwise._runtime.options import OF_SCHEDULES
@@ -40,55 +40,6 @@ _BUSY, _AGAIN = 0.5, 5.0  # seconds to the next look, after another process and 
 _WRONG = 86400.0  # seconds by which a row is ahead after a clock was wrong
 
 
-class Schedule:
-    """When ``stepwise up`` begins runs of a workflow.
-
-    Raises:
-        ConfigurationError: an option is invalid.
-    """
-
-    def __init__(self, workflow: Definition) -> None:
-        options = workflow.options
-        assert options.every is not None
-        self.workflow, self.name = workflow, workflow.label
-        self.instants = Instants(options.every, options.timezone, f"workflow {self.name!r}")
-        zone = f" {options.timezone or 'UTC'}" if isinstance(options.every, str) else ""
-        self.text = f"{options.every}{zone}"
-
-    def to_begin(self, due: list[int], now: float, *, more: bool) -> list[int]:
-        """Return the instants whose runs begin; the others are missed.
-
-        Args:
-            due: instants that have come, in order.
-            more: whether others have come after them.
-        """
-        missed = self.workflow.options.missed
-        on_time = [each for each in due if now - each <= _ON_TIME]
-        if missed == "all":
-            return due
-        return on_time or (due[-1:] if missed == "once" and not more else [])
-
-    def call(self, instant: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the arguments of the run of an instant, by position and by name.
-
-        Raises:
-            ConfigurationError: ``arguments=`` returned something else.
-            Exception: any error of ``arguments=``.
-        """
-        arguments = self.workflow.options.arguments
-        if arguments is None:
-            return (), {}
-        given = arguments(self.instants.at(instant))
-        if isinstance(given, Mapping):
-            return (), given
-        if isinstance(given, (tuple, list)):
-            return tuple(given), {}
-        raise errors.ConfigurationError(
-            f"arguments= of workflow {self.name!r} returned {given!r:.100}: return a tuple of "
-            "arguments, or a dict of arguments by name"
-        )
-
-
 def check_schedule(workflow: Definition, given: Iterable[str]) -> None:
     """Refuse a schedule that never begins a run.
 
@@ -99,39 +50,168 @@ def check_schedule(workflow: Definition, given: Iterable[str]) -> None:
         ConfigurationError: the message says what to write.
     """
     what, function = f"workflow {workflow.label!r}", workflow.function
+    problem = ""
     if workflow.options.every is None:
         lone = [each for each in OF_SCHEDULES if each in given and each != "every"]
         if lone:
-            raise errors.ConfigurationError(
-                f"{lone[0]}= of {what} belongs to a schedule: add every="
-            )
+            raise errors.ConfigurationError(f"{lone[0]}= of {what} needs a schedule: add every=")
         return
     if workflow.is_generator or workflow.is_async_generator:
-        raise errors.ConfigurationError(
-            f"every= of {what}: a generator needs somebody who takes its items"
-        )
-    if "." in function.__qualname__.rpartition("<locals>.")[2]:
-        raise errors.ConfigurationError(
-            f"every= of {what}: a schedule has no instance for a method. Write a function that "
-            "calls the method, and decorate that"
-        )
-    Schedule(workflow)
-    if workflow.options.arguments is None:
+        problem = "a generator needs somebody who takes its items"
+    elif "." in function.__qualname__.rpartition("<locals>.")[2]:
+        problem = "a method has no instance there. Decorate a function that calls the method"
+    elif workflow.options.arguments is None:
         try:
             inspect.signature(function).bind()
         except TypeError as error:
+            problem = f"{error}. Say with what it is called, as arguments=lambda at: (at.date(),)"
+    if problem:
+        raise errors.ConfigurationError(f"every= of {what}: {problem}")
+    _instants(workflow)
+
+
+def _instants(workflow: Definition) -> Instants:
+    options = workflow.options
+    assert options.every is not None
+    return Instants(options.every, options.timezone, f"workflow {workflow.label!r}")
+
+
+class Schedule:
+    """A schedule of this process.
+
+    Attributes:
+        due: when to look at its row.
+    """
+
+    due = 0.0
+
+    def __init__(self, workflow: Definition, rows: ScheduleRows) -> None:
+        self.workflow, self.rows, self.name = workflow, rows, workflow.label
+        self.instants = _instants(workflow)
+        every, zone = workflow.options.every, workflow.options.timezone
+        self._text = f"{every} {zone or 'UTC'}" if isinstance(every, str) else str(every)
+        self._started = clock.now()
+
+    def advance(self, *, look: bool, report: Callable[[str], object]) -> bool:
+        """Submit the runs that are due, and write the row; return whether there were any.
+
+        Args:
+            look: look at the row, since somebody may have changed it.
+            report: called with what a user should know.
+        """
+        now = clock.now()
+        if not look and self.due > now:
+            return False
+        self.due = now + _AGAIN
+        row = self.rows.read(self.name)
+        if row is not None and self._is_settled(row, now):
+            self.due = _due(row)
+            return False
+        try:
+            with self.rows.owned(_BUSY) as epoch:
+                return self._advance(epoch, report)
+        except errors.RunBusyError:
+            self.due = now + _BUSY
+            return False
+
+    def _is_settled(self, row: ScheduleRow, now: float) -> bool:
+        says = (row.workflow, row.every) == (self.workflow.full_name, self._text)
+        return says and not row.fired and _due(row) > now and row.last <= now + _WRONG
+
+    def _advance(self, epoch: int, report: Callable[[str], object]) -> bool:
+        """Submit and write under the lease; see :meth:`advance`."""
+        now, known = clock.now(), self.rows.read(self.name)
+        row, due = self._adopted(known, now), list[int]()
+        if not row.paused:
+            at = self.instants.after(row.last)
+            while at <= now and len(due) < _BATCH:
+                due.append(at)
+                at = self.instants.after(at)
+            row = row._replace(last=due[-1] if due else row.last, next=at)
+        to_begin = self._to_begin(due, now, more=row.next <= now)
+        for instant in to_begin:
+            row = row._replace(ran=self._begin(instant, fired=False))
+        missed = len(due) - len(to_begin)
+        row = row._replace(missed=row.missed + missed)
+        if row != known:
+            self.rows.write(epoch, row.name, row)
+        if known is None or known.every != row.every:
+            report(f"schedule {row.name!r}, {row.every}: it begins at {self.instants.at(row.next)}")
+        if missed:
+            report(f"schedule {row.name!r}: {count(missed, 'instant')} missed")
+        self.due = _due(row)
+        for instant in row.fired:
+            ran = self._begin(instant, fired=True)
+            row = row._replace(ran=ran, fired=tuple(each for each in row.fired if each != instant))
+            self.rows.write(epoch, row.name, row)
+            to_begin.append(instant)
+        return bool(to_begin)
+
+    def _to_begin(self, due: list[int], now: float, *, more: bool) -> list[int]:
+        """Return the instants whose runs begin; the others are missed.
+
+        Args:
+            due: instants that have come, in order.
+            more: whether others have come after them.
+        """
+        missed = self.workflow.options.missed
+        if missed == "all":
+            return due
+        on_time = [each for each in due if now - each <= _ON_TIME]
+        return on_time or (due[-1:] if missed == "once" and not more else [])
+
+    def _adopted(self, row: ScheduleRow | None, now: float) -> ScheduleRow:
+        """Return the row with what this program says.
+
+        Raises:
+            ConfigurationError: another workflow has the row, or a later program's word counts.
+        """
+        ours, text = self.workflow.full_name, self._text
+        if row is None:
+            return ScheduleRow(self.name, ours, text, self._started, now)
+        if row.workflow != ours and is_served(self.rows.store, row.workflow):
             raise errors.ConfigurationError(
-                f"every= of {what}: {error}. Say what its runs are called with, for example "
-                "arguments=lambda at: (at.date(),)"
-            ) from None
+                f"it belongs to {row.workflow}, which another stepwise up has: give {ours} another "
+                "name, @workflow(name=...)"
+            )
+        if row.every == text:
+            return row._replace(workflow=ours, last=now if row.last > now + _WRONG else row.last)
+        if self._started < row.stated <= now:
+            raise errors.ConfigurationError(
+                f"a program that was started later says {row.every!r}, and not {text!r}: it is "
+                "left to that program"
+            )
+        return row._replace(workflow=ours, every=text, stated=self._started, last=now)
+
+    def _begin(self, instant: int, *, fired: bool) -> str:
+        """Submit the run of an instant, unless that was done; return its id."""
+        store, run_id = self.rows.store, run_id_of(self.name, instant, fired=fired)
+        if facts_of(store, seal_for(store), run_id) is not None:
+            return run_id
+        options = self.workflow.options.changed({"run_id": run_id})
+        definition = Definition(self.workflow.function, options, self.workflow)
+        try:
+            given = options.arguments(self.instants.at(instant)) if options.arguments else ()
+            submit(None, None, definition, None, *_call_of(given))
+        except errors.StepwiseError:
+            raise
+        except Exception as error:
+            raise errors.ConfigurationError(
+                f"run {run_id!r} cannot be submitted: {type(error).__name__}: {error_text(error)}"
+            ) from error
+        return run_id
 
 
-class _Tracked:
-    """A schedule of this process with its rows; ``due`` is when to look at its row."""
+def _call_of(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(given, Mapping):
+        return (), given
+    if isinstance(given, (tuple, list)):
+        return tuple(given), {}
+    raise TypeError(f"arguments= returned {given!r:.100}, no tuple and no dict")
 
-    def __init__(self, schedule: Schedule, rows: ScheduleRows) -> None:
-        self.schedule, self.rows = schedule, rows
-        self.due = 0.0
+
+def _due(row: ScheduleRow) -> float:
+    return float("inf") if row.paused else row.next
 
 
 class Timetable:
@@ -151,31 +231,24 @@ class Timetable:
         report: Callable[[Literal["problem", "schedule"], str], object],
     ) -> None:
         self._report = report
-        self._started = clock.now()
-        self._entries: list[_Tracked] = []
-        self._without: list[tuple[ScheduleRows, Definition]] = []  # workflows to look at once
+        self._schedules: dict[tuple[str, str], Schedule] = {}
         rows = {store.url: ScheduleRows(store, seal_for(store)) for store in stores}
         for each in (known.definition for known in known_workflows()):
-            store = open_store(each.options.store or settings.store())
-            if store.url not in rows:
+            url = open_store(each.options.store or settings.store()).url
+            if each.options.every is None or url not in rows:
                 continue
-            if each.options.every is None:
-                self._without.append((rows[store.url], each))
-                continue
-            entry = _Tracked(Schedule(each), rows[store.url])
-            for other in self._entries:
-                if (other.schedule.name, other.rows) == (entry.schedule.name, entry.rows):
-                    raise errors.ConfigurationError(
-                        f"{other.schedule.workflow.full_name} and {each.full_name} both have "
-                        f"every=, and their runs would have the same ids: give one of them a name, "
-                        "@workflow(name=...)"
-                    )
-            self._entries.append(entry)
+            schedule = Schedule(each, rows[url])
+            other = self._schedules.setdefault((url, each.label), schedule)
+            if other is not schedule:
+                raise errors.ConfigurationError(
+                    f"{other.workflow.full_name} and {each.full_name} both have every=, and their "
+                    "runs would have the same ids: give one of them a name, @workflow(name=...)"
+                )
 
     @property
     def next(self) -> float:
         """When a schedule is due, in seconds since 1970; infinite without schedules."""
-        return min((each.due for each in self._entries), default=float("inf"))
+        return min((each.due for each in self._schedules.values()), default=float("inf"))
 
     def begin_due(self, *, look: bool = False) -> bool:
         """Submit the runs that are due; return whether there were any.
@@ -183,132 +256,10 @@ class Timetable:
         Args:
             look: look at all rows, since somebody may have changed them.
         """
-        now, found = clock.now(), False
-        for rows, workflow in self._without:
-            with self._reporting(workflow.label):
-                self._note_removed(rows, workflow)
-        self._without.clear()
-        for each in self._entries:
-            if not look and each.due > now:
-                continue
-            each.due = now + _AGAIN
-            with self._reporting(each.schedule.name):
-                row = each.rows.read(each.schedule.name)
-                if row is not None and _is_settled(each.schedule, row, now):
-                    each.due = _due(row)
-                    continue
-                try:
-                    with each.rows.owned(_BUSY) as epoch:
-                        found |= self._advance(each, epoch)
-                except errors.RunBusyError:
-                    each.due = now + _BUSY
+        found = False
+        for (_, name), each in self._schedules.items():
+            try:
+                found |= each.advance(look=look, report=functools.partial(self._report, "schedule"))
+            except (errors.StepwiseError, errors.RunStopped) as error:
+                self._report("problem", f"schedule {name!r}: {error}")
         return found
-
-    @contextmanager
-    def _reporting(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except (errors.StepwiseError, errors.RunStopped) as error:
-            self._report("problem", f"schedule {name!r}: {error}")
-
-    def _note_removed(self, rows: ScheduleRows, workflow: Definition) -> None:
-        """Note in its row that a workflow has no schedule any more."""
-        row = rows.opened(entry_of(workflow.label))
-        if row is not None and row.every and row.workflow == workflow.full_name:
-            with rows.owned() as epoch:
-                row = row._replace(every="", next=None, stated=self._started)
-                rows.write(epoch, row.name, row)
-
-    # -- one schedule ------------------------------------------------------------------------------
-
-    def _advance(self, entry: _Tracked, epoch: int) -> bool:
-        """Submit the runs of a schedule that are due, and write its row, under the lease.
-
-        Returns:
-            whether there were any.
-        """
-        schedule, rows, now = entry.schedule, entry.rows, clock.now()
-        known = rows.read(schedule.name)
-        row = self._adopted(schedule, rows.store, known, now)
-        due, at = list[int](), 0
-        if not row.paused:
-            at = schedule.instants.after(row.last)
-            while at <= now and len(due) < _BATCH:
-                due.append(at)
-                at = schedule.instants.after(at)
-            row = row._replace(last=due[-1] if due else row.last, next=at)
-        to_begin = schedule.to_begin(due, now, more=at <= now)
-        for instant in to_begin:
-            row = row._replace(ran=_begin(schedule, rows.store, instant, fired=False))
-        missed = len(due) - len(to_begin)
-        row = row._replace(missed=row.missed + missed)
-        if row != known:
-            rows.write(epoch, row.name, row)
-        if (known is None or known.every != row.every) and not row.paused:
-            at_first = (
-                f"schedule {row.name!r}, {row.every}: it begins at {schedule.instants.at(at)}"
-            )
-            self._report("schedule", at_first)
-        if missed:
-            self._report("schedule", f"schedule {row.name!r}: {count(missed, 'instant')} missed")
-        entry.due = _due(row)
-        for instant in row.fired:
-            ran = _begin(schedule, rows.store, instant, fired=True)
-            row = row._replace(ran=ran, fired=tuple(each for each in row.fired if each != instant))
-            rows.write(epoch, row.name, row)
-            to_begin.append(instant)
-        return bool(to_begin)
-
-    def _adopted(
-        self, schedule: Schedule, store: Store, row: ScheduleRow | None, now: float
-    ) -> ScheduleRow:
-        """Return the row with what this program says.
-
-        Raises:
-            ConfigurationError: another workflow has the row, or a later program's word counts.
-        """
-        ours, text = schedule.workflow.full_name, schedule.text
-        if row is None:
-            return ScheduleRow(schedule.name, ours, text, self._started, now)
-        if row.workflow != ours and is_served(store, row.workflow):
-            raise errors.ConfigurationError(
-                f"it belongs to {row.workflow}, which another stepwise up has: give "
-                f"{ours} another name, @workflow(name=...)"
-            )
-        if row.every != text and self._started < row.stated <= now:
-            raise errors.ConfigurationError(
-                f"a program that was started later says {row.every or 'that there is none'!r}, "
-                f"and not {text!r}: it is left to that program"
-            )
-        last = now if row.every != text or row.last > now + _WRONG else row.last
-        stated = row.stated if row.every == text else self._started
-        return row._replace(workflow=ours, every=text, stated=stated, last=last)
-
-
-def _is_settled(schedule: Schedule, row: ScheduleRow, now: float) -> bool:
-    """Return whether nothing is to be done, as the row of a schedule says."""
-    says = (row.workflow, row.every) == (schedule.workflow.full_name, schedule.text)
-    return says and not row.fired and _due(row) > now and row.last <= now + _WRONG
-
-
-def _due(row: ScheduleRow) -> float:
-    return float("inf") if row.next is None or row.paused else row.next
-
-
-def _begin(schedule: Schedule, store: Store, instant: int, *, fired: bool) -> str:
-    """Submit the run of an instant, unless that was done; return its id."""
-    run_id = run_id_of(schedule.name, instant, fired=fired)
-    if facts_of(store, seal_for(store), run_id) is not None:
-        return run_id
-    try:
-        args, kwargs = schedule.call(instant)
-        options = schedule.workflow.options.changed({"run_id": run_id})
-        definition = Definition(schedule.workflow.function, options, schedule.workflow)
-        submit(None, None, definition, None, args, kwargs)
-        return run_id
-    except errors.StepwiseError:
-        raise
-    except Exception as error:
-        raise errors.ConfigurationError(
-            f"run {run_id!r} cannot be submitted: {type(error).__name__}: {error_text(error)}"
-        ) from error

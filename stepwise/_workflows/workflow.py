@@ -172,7 +172,11 @@ class _Offers(definitions.TakesOptions, Generic[P, R_co]):
             """
             definition = self.definition
             _options.check("workflow", definition.label, changes)
-            _options.check_copied(definition.label, changes)
+            for option in _options.OF_SCHEDULES.keys() & changes.keys():
+                raise ConfigurationError(
+                    f"{option}= of workflow {definition.label!r} belongs to its decorator: "
+                    "stepwise up begins runs of the decorated function, and not of copies"
+                )
             options = definition.options.changed(changes)
             return self._with(
                 definitions.Definition(definition.function, options, definition), _give_result

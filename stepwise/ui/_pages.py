@@ -426,29 +426,20 @@ def schedules_page(view: View, found: Sequence[Mapping[str, Any]], damaged: int)
         found: the facts of each.
         damaged: how many others are damaged.
     """
-    heads = ["schedule", "every", "next", "newest run", "status", "missed", "note"]
-    listed = table(heads, [_schedule_cells(view, each) for each in found])
+    heads = ["schedule", "every", "next", "newest run", "missed", "note"]
+    rows: list[list[Content]] = []
+    for each in found:
+        run, status, missed = each["run"], each["status"], each["missed"]
+        link = (badge(status), " ", tag("a", run, href=view.at("runs", run))) if status else ""
+        following = when(each["next"]) if each["next"] is not None else ""
+        shown = f"{missed:,}" if missed else ""
+        rows.append(
+            [each["name"], tag("code", each["every"]), following, link, shown, each["note"]]
+        )
     empty = tag("p", "stepwise up has seen no workflow with every=.", cls="empty")
     lost = f"{count(damaged, 'schedule')} damaged: stepwise up says which" if damaged else ""
-    return ui.shell(
-        view,
-        "Schedules",
-        tag("h1", "Schedules"),
-        tag("p", lost, cls="note") if lost else None,
-        listed if found else empty,
-    )
-
-
-def _schedule_cells(view: View, facts: Mapping[str, Any]) -> list[Content]:
-    return [
-        tag("b", facts["name"]),
-        tag("code", facts["every"]),
-        when(facts["next"]) if facts["next"] is not None else "",
-        tag("a", facts["run"], href=view.at("runs", facts["run"])) if facts["status"] else "",
-        badge(facts["status"]) if facts["status"] else "",
-        f"{facts['missed']:,}" if facts["missed"] else "",
-        facts["note"],
-    ]
+    listed = table(heads, rows) if rows else empty
+    return ui.shell(view, "Schedules", tag("h1", "Schedules"), tag("p", lost, cls="note"), listed)
 
 
 # -- two runs -------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ WRONG = [
     ("0 9 * * sat-sun", None, "bad day-of-week"),
     ("0 0 31 4 *", None, "bad day-of-month"),
     ("0 9 * * *", "Europe/Zürich", "did you mean 'Europe/Zurich'"),
-    ("0 9 * * *", "../passwd", "there is no such zone"),
+    ("0 9 * * *", "../passwd", "no such zone"),
     (timedelta(0), None, "whole seconds, above 0"),
     (timedelta(seconds=1.5), None, "whole seconds, above 0"),
     (timedelta(hours=1), "Europe/Zurich", "write a cron expression"),

@@ -166,14 +166,15 @@ def test_pausing(moment):
     """The instants of a pause come to nothing; a run can be asked for meanwhile."""
     process = Process(moment, hourly("all"))
     process.look(0)
-    of_store.pause("report")
+    of_store.act("pause", "report")
     process.look(3)
     assert begun("report") == []
-    facts, run_id = of_store.fire("report")
-    assert (facts["asked"], run_id) == (1, "report@2030-01-01T03:00:00Z-fired")
+    facts, told = of_store.act("fire", "report")
+    assert (facts["asked"], facts["run"]) == (1, "report@2030-01-01T03:00:00Z-fired")
+    assert facts["run"] in told
     process.look(3.5)
     assert begun("report") == [3]
-    of_store.resume("report")
+    of_store.act("resume", "report")
     process.look(4)
     assert begun("report") == [3, 4]
     assert of_store.schedules()[0][0]["missed"] == 0
@@ -183,9 +184,9 @@ def test_asking_twice_in_a_second(moment):
     """Each request is a run of its own, also after the first one was begun."""
     process = Process(moment, hourly())
     process.look(0)
-    ids = [of_store.fire("report")[1], of_store.fire("report")[1]]
+    ids = [of_store.act("fire", "report")[0]["run"], of_store.act("fire", "report")[0]["run"]]
     process.look(0)
-    ids.append(of_store.fire("report")[1])
+    ids.append(of_store.act("fire", "report")[0]["run"])
     process.look(0)
     assert sorted(each.id for each in stepwise.runs()) == ids
     assert len(set(ids)) == 3
@@ -252,23 +253,17 @@ def test_two_workflows_of_one_name(moment):
 
 
 def test_a_schedule_that_is_gone(moment):
-    """A workflow without its schedule is shown as such, and what is known of it can be deleted."""
-    test_it_begins_with_the_next_instant(moment)
-
-    @workflow(name="report")
-    def report():
-        return None
-
-    with rows().owned() as epoch:
-        row = rows().read("report")._replace(workflow=report.full_name)
-        rows().write(epoch, "report", row)
-    Process(moment, report).look(1)
-    facts = of_store.schedules()[0][0]
-    assert (facts["every"], facts["next"]) == ("", None)
-    of_store.forget("report")
+    """A schedule that its workflow no longer has is shown as such, and can be deleted."""
+    report = hourly()
+    Process(moment, report).look(0)
+    moment[0] = BEGIN + 2 * 3600
+    assert of_store.schedules()[0][0]["note"] == "no stepwise up has it"
+    with Lease(default(), supervisor_name(report.full_name)).acquire():
+        assert of_store.schedules()[0][0]["note"] == "no program has it"
+    of_store.act("forget", "report")
     assert of_store.schedules() == ([], 0)
     with pytest.raises(ConfigurationError, match="no schedule 'report'"):
-        of_store.forget("report")
+        of_store.act("forget", "report")
 
 
 def test_a_damaged_row(moment):
@@ -281,19 +276,19 @@ def test_a_damaged_row(moment):
     assert "stepwise schedules forget report" in process.said[0][1]
     assert begun("report") == []
     assert of_store.schedules() == ([], 1)
-    of_store.forget("report")
+    of_store.act("forget", "report")
     process.look(1.5)
     process.look(2)
     assert begun("report") == [2]
 
 
 WRONG = [
-    ({"timezone": "UTC"}, "belongs to a schedule: add every="),
-    ({"missed": "all"}, "belongs to a schedule: add every="),
+    ({"timezone": "UTC"}, "needs a schedule: add every="),
+    ({"missed": "all"}, "needs a schedule: add every="),
     ({"every": 60}, "a cron expression like"),
     ({"every": HOUR, "missed": "never"}, "'skip', 'once' or 'all'"),
     ({"every": HOUR, "arguments": (1,)}, "a function of the instant"),
-    ({"every": "0 9 * * *", "timezone": "Mars"}, "there is no such zone"),
+    ({"every": "0 9 * * *", "timezone": "Mars"}, "no such zone"),
     ({"every": "0 9 * *"}, "write minute, hour, day, month and weekday"),
 ]
 
