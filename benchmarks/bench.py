@@ -42,7 +42,13 @@ SCRIPTS = (
 )
 _NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots", "shown"}
 _NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph
-_NOT_SCRIPTS |= {"changes", "edits", "limits", "versions"}  # trials: they count, and print it
+_NOT_SCRIPTS |= {
+    "changes",
+    "edits",
+    "limits",
+    "submitted",
+    "versions",
+}  # trials: they count, and print it
 _NOT_SCRIPTS |= {"postgres_step", "postgres_streams", "postgres_throughput"}  # need a server
 RESULTS = common.HERE / "results"
 

@@ -54,6 +54,11 @@ _CORPUS = {
     "furl": "7c233324610338414f77a37a2f1e1dc75b4bc9b0",
     "werkzeug": "1b00618e787f40dfb21eba29caf8f8be7c8e1d93",
     "toolz": "568c2b8393973cd172a466546c9d95779c452438",
+    "click": "2c8cd3ac958a7eb316d67f2d316c27086c4c0369",
+    "tqdm": "f6a30fab726ab8e794a9db88b4392ce207760937",
+    "jinja": "5ef70112a1ff19c05324ff889dd30405b1002044",
+    "bottle": "2a743a302a71460bfe4c0b8b7cb99a306b0328c6",
+    "seaborn": "f04b6cd5484267a0885d1fed068e99dff3a1b226",
 }
 _EACH = 60  # changes of one repository, at most
 _CALLS = range(2, 25)  # calls that the old text makes

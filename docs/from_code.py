@@ -44,6 +44,7 @@ TYPES = {  # private aliases, in words
     "Mapping[str, Any] | None": "a mapping, or `None`",
     "OnChanged": "a text, or `None`",
     "Redact": "names, or a function",
+    "Retain | None": "a `Retain`, or `None`",
     "RetryOn": "exception classes, or a function",
     "Retention": "a text",
     "Missed": "a text",

@@ -50,6 +50,7 @@ Settling
   Run.fork, Run.compensate, Run.forget, Run.delete
 Configuring
   configure             where runs are stored, encryption, what distinguishes calls
+  Retain                what stepwise up keeps of ended runs: configure(retain=...)
 Errors
   stepwise.errors       shows all exceptions and warnings as one tree
 
@@ -139,6 +140,7 @@ if TYPE_CHECKING:
     )
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
+    from stepwise._runtime.retention import Retain
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
     from stepwise.integrations.instrument import instrument, uninstrument
@@ -167,6 +169,7 @@ __all__ = [
     "RecordedFrame",
     "RecoverableAgent",
     "Recovered",
+    "Retain",
     "Run",
     "RunCheckpoint",
     "RunStream",
@@ -239,6 +242,7 @@ _ON_USE = {
     "spend": "_calls.steps",
     **dict.fromkeys(("Budget", "Spent"), "_execution.budget"),
     **dict.fromkeys(("Recovered", "recover"), "_workflows.handles"),
+    "Retain": "_runtime.retention",
     "Run": "_runs.run",
     **dict.fromkeys(("Checkpoint", "CheckpointStore", "RecoverableAgent"), "agent"),
     **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "notebook"),

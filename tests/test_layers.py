@@ -71,6 +71,7 @@ ONLY_IN = {
     "referencing": {"stepwise._values.data"},
     "starlette": {"stepwise.http", "stepwise.ui"},
     "sqlite3": {"stepwise._runs.doctor", "stepwise.stores"},
+    "prometheus_client": {"stepwise.integrations"},
     "psycopg": {"stepwise.stores"},
     "ray": {"stepwise._calls.ray_executor"},
     "tenacity": {"stepwise._runtime.retries"},
@@ -89,9 +90,9 @@ MAY_IMPORT = {
     ),
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
-        "_execution.outcomes _execution.tasks _identity.clients _runs.run _runs.steps _runtime "
-        "_values _workflows.handles _workflows.up _workflows.host "
-        "stores._files stores._locks stores._postgres_presence"
+        "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.census "
+        "_runs.run _runs.steps _runtime _values _workflows.handles _workflows.up _workflows.host "
+        "stores._files stores._group_commit stores._locks stores._postgres_presence"
     ),
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
@@ -569,7 +570,7 @@ FRONT_DOOR = """
     CorruptStoreError CurrentStep DidNotHappen DigestError Event FirstTrue Handle
     InDoubtCall InboxMessage
     Inconclusive JournalLostError Landed LeaseLostError Limit NotRecordableError OutsideRunError
-    PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Run
+    PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Retain Run
     RunBusyError
     RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
     RunSkipped RunStopped RunStream RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent

@@ -361,7 +361,7 @@ class ApprovedCall(Performance):
         while answer is None:
             permission = yield from self._permission(call, match)
             if isinstance(permission, Result):
-                inner = Scope(active, call, (*self.scope.around, call.number), 0, [])
+                inner = Scope(active, call, (*self.scope.around, call.number), 0)
                 yield from record_failure(
                     self.scope,
                     inner,
@@ -420,7 +420,8 @@ class ApprovedCall(Performance):
     def _with(self, arguments: Mapping[str, Any]) -> ApprovedCall:
         """Return this call with other objects as its arguments."""
         args, kwargs = self._tool.parameters.replaced(self.args, self.kwargs, self.bound, arguments)
-        return self._replace(bound={**self.bound, **arguments}, args=args, kwargs=kwargs)
+        bound = {**self.bound, **arguments}
+        return type(self)(self.performer, self.scope, self.identity, bound, args, kwargs)
 
     def _differs(self, asked: Asked, terms: Mapping[str, bytes]) -> list[str]:
         seal, waiting = self.scope.run.journal.seal, asked.waiting

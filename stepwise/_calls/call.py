@@ -74,7 +74,6 @@ from stepwise._matching.pool import (
 from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.events import heard
-from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.limits import ran_out, stopped
 from stepwise._runtime.messages import count, notice, reports, warn
@@ -554,7 +553,7 @@ class Performer:
 # -- the call ------------------------------------------------------------------------------------
 
 
-class Performance(NamedTuple):
+class Performance:
     """One call of a step, tool or child workflow.
 
     Args:
@@ -565,12 +564,17 @@ class Performance(NamedTuple):
         args, kwargs: the arguments as passed.
     """
 
-    performer: Performer
-    scope: Scope
-    identity: Identity
-    bound: Mapping[str, Any]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = _NOTHING
+    def __init__(
+        self,
+        performer: Performer,
+        scope: Scope,
+        identity: Identity,
+        bound: Mapping[str, Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = _NOTHING,
+    ) -> None:
+        self.performer, self.scope, self.identity = performer, scope, identity
+        self.bound, self.args, self.kwargs = bound, args, kwargs
 
     def watched(self) -> Watched:
         """Return the arguments that the body of the call may change."""
@@ -583,7 +587,7 @@ class Performance(NamedTuple):
             asks_first: yield :class:`Ready` after the look into the journal, before anything is
                 done.
         """
-        performer, scope, identity, bound, _, _ = self
+        performer, scope, identity, bound = self.performer, self.scope, self.identity, self.bound
         active, around, number = scope.run, scope.around, 0
         pool = active.pool
         look = debugged.look
@@ -631,7 +635,7 @@ class Performance(NamedTuple):
         Args:
             arguments: the arguments in the form for display.
         """
-        performer, scope, identity, _, _, _ = self
+        performer, scope, identity = self.performer, self.scope, self.identity
         active, around, branch = scope.run, scope.call, scope.branch
         if debugged.look is not None:
             debugged.look.before(self, performer.name)
@@ -680,7 +684,8 @@ class Performance(NamedTuple):
         """Return the core of a call that is typed at a prompt."""
         from stepwise._calls.prompted import typed  # on use: few runs are debugged
 
-        performer, scope, identity, _, args, kwargs = self
+        performer, scope, identity = self.performer, self.scope, self.identity
+        args, kwargs = self.args, self.kwargs
         name, kind = performer.name, performer.kind
         call, attempt = Call(0, name, performer.module, identity.digest, 0), None
         if kind:
@@ -1026,14 +1031,14 @@ class Performance(NamedTuple):
     # -- executing it ----------------------------------------------------------------------------
 
     def _execute(self, call: Call, origin: Origin) -> Core:
-        performer, scope, _, _, args, kwargs = self
+        performer, scope, args, kwargs = self.performer, self.scope, self.args, self.kwargs
         active, around, helper = scope.run, (*scope.around, call.number), origin.helper
         function = performer.body(call)
         attempts: Attempts | None = None  # created when the first attempt fails
         number, awaited = 1, ""
         tries: Tries = ()
         while True:
-            inner = Scope(active, call, around, number, [], scope.branch, scope)
+            inner = Scope(active, call, around, number, scope.branch, scope)
             result = yield Attempt(
                 function, args, kwargs, inner, call.name, performer.timeout, performer.kind
             )

@@ -54,16 +54,23 @@ class Result:
             self.error = None  # no cycle through the traceback
 
 
-class Attempt(NamedTuple):
+class Attempt:
     """One try of a body, inside the scope of its call; ``kind`` is the kind of the callee."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    scope: Scope | None
-    name: str
-    timeout: float | None = None
-    kind: str = ""
+    __slots__ = ("args", "function", "kind", "kwargs", "name", "scope", "timeout")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        scope: Scope | None,
+        name: str,
+        timeout: float | None = None,
+        kind: str = "",
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.scope, self.name, self.timeout, self.kind = scope, name, timeout, kind
 
 
 class Sleep(NamedTuple):
@@ -104,7 +111,7 @@ class Ready(NamedTuple):
     """The point at which the journal has been asked, and nothing was done yet."""
 
 
-class Write(NamedTuple):
+class Write:
     """The append of a record with its payload to the journal of a run.
 
     The value of the result is the record's number.  An error beside a value is a cancellation of
@@ -115,10 +122,16 @@ class Write(NamedTuple):
             meanwhile.
     """
 
-    run: ActiveRun
-    item: tuple[Record, Data]
-    durable: bool = True
-    at_once: bool = False
+    __slots__ = ("at_once", "durable", "item", "run")
+
+    def __init__(
+        self,
+        run: ActiveRun,
+        item: tuple[Record, Data],
+        durable: bool = True,
+        at_once: bool = False,
+    ) -> None:
+        self.run, self.item, self.durable, self.at_once = run, item, durable, at_once
 
 
 READY = Ready()

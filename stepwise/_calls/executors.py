@@ -427,7 +427,7 @@ def execute(encoded: codec.Encoded, work: _Work) -> tuple[Any, Any, str, tuple[f
     call, run_id = work.call, work.run_id
     # The body can read its idempotency key; calls of steps are refused.
     here: Any = _NotHere(run_id)
-    token = scope_variable.set(Scope(here, call, (call.number,), work.attempt, []))
+    token = scope_variable.set(Scope(here, call, (call.number,), work.attempt))
     try:
         function, args, kwargs, names = codec.decode(encoded.data, encoded.form, stored=False)
         step = getattr(function, DECORATED, None)

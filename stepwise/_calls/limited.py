@@ -254,16 +254,18 @@ def ask_for_run(
     concurrent: int,
     run_id: str,
     ring: Callable[[], object],
-    waited: float = 0.0,
+    since: float | None = None,
 ) -> Turn:
     """Ask for the turn of a run, whose workflow has ``concurrent=``.
 
     Args:
         place: the store, and the seal of its records.
         workflow: the full name of the workflow, which is the name of the limit.
-        ring, waited: as for :func:`ask_for`.
+        ring: called when the turn is granted.
+        since: when the run began to wait, by :func:`clock.elapsed`, if that was before.
     """
-    turn = Turn(run_id, None, waited, ring)
+    turn = Turn(run_id, None, 0.0, ring)
+    turn.asked = min(turn.asked, turn.asked if since is None else since)
     ask(place, workflow, Figures(concurrent=concurrent, since=_SINCE), turn)
     return turn
 

@@ -413,7 +413,7 @@ class _Pausing(Performance):
         if result.error is None and result.value is not None:
             message, value = result.value
             result = Result(value)
-        inner = Scope(active, call, (*scope.around, call.number), 1, [], scope.branch)
+        inner = Scope(active, call, (*scope.around, call.number), 1, scope.branch)
         if result.error is None:
             looked = active.look(scope, result.value)
             try:

@@ -63,19 +63,6 @@ class Changed(NamedTuple):
 class _Level:
     """Objects that were found at one depth, and their contents."""
 
-    __slots__ = (
-        "counts",
-        "dicts",
-        "instances",
-        "items",
-        "keys",
-        "lists",
-        "others",
-        "owners",
-        "sizes",
-        "values",
-    )
-
     def __init__(self) -> None:
         self.lists: list[list[Any]] = []
         self.counts: list[int] = []
@@ -144,7 +131,7 @@ class _Level:
 
     def extend(self, other: _Level) -> None:
         """Append the objects and contents of another level."""
-        for name in self.__slots__:
+        for name in vars(self):
             getattr(self, name).extend(getattr(other, name))
 
     def new_items(self, before: _Level) -> list[Any]:

@@ -34,7 +34,6 @@ PREFIX = "checkpoint/"
 _READS_FILES = "+"  # so that it is stored beside the one before the loop, after the same record
 _PRUNE_AT_LEAST = 200  # records at a time
 _NEEDS_NOTHING: Mapping[str, Any] = {}
-_NO_USAGE: Mapping[str, float] = {}
 _NONE_TAKEN: Mapping[str, Sequence[int]] = {}
 
 
@@ -54,6 +53,7 @@ class State(NamedTuple):
         unused: earlier records that no call had used: origin, last, and their flags.
         arguments: the objects that are kept by reference, name and kind.
         python, at: the Python version that wrote it; the time, in seconds since 1970.
+        seconds, usage: the time and usage of the done steps; see :class:`.account.Progress`.
         needs: the values stored elsewhere that it refers to; see :class:`.references.Needs`.
         changed: variables that a fork gave other values, as name, form and size of the bytes at the
             end of the payload.
@@ -61,7 +61,6 @@ class State(NamedTuple):
         serial: the highest number of an instance.
         before: for a checkpoint that holds only while files are unchanged, the checkpoint to use
             otherwise; empty for the beginning of the run.
-        seconds, usage: the time and usage of the done steps; see :class:`.account.Progress`.
         taken: the taken messages, by the names of the signals; see :class:`.waits.Taken`.
         told: True if the workflow had been notified that the run is to end, and had continued.
         said: the ends of the run's streams; see :meth:`.emissions.Emissions.state`.
@@ -80,14 +79,14 @@ class State(NamedTuple):
     unused: list[list[Any]]
     arguments: dict[str, str]
     python: str
-    at: float = 0.0
+    at: float
+    seconds: float
+    usage: Mapping[str, float]
     needs: Mapping[str, Any] = _NEEDS_NOTHING
     changed: Sequence[list[Any]] = ()
     state: Sequence[list[str]] = ()
     serial: int = 0
     before: str | None = None
-    seconds: float = 0.0
-    usage: Mapping[str, float] = _NO_USAGE
     taken: Mapping[str, Sequence[int]] = _NONE_TAKEN
     told: bool = False
     said: Sequence[Any] = ()
@@ -112,17 +111,14 @@ class State(NamedTuple):
                 if entry is not None:
                     yield entry, (*flags,)
 
-    def header(self) -> dict[str, Any]:
-        """Return the state for a header, without fields at their usual value."""
-        rest = zip(_MOSTLY, self[_FIRST:], _USUAL)  # noqa: B905 -- parsing it takes as long
-        unusual = {name: value for name, value, usual in rest if value != usual}
-        return dict(zip(_ALWAYS, self)) | unusual  # noqa: B905 -- likewise
+    def header(self) -> list[Any]:
+        """Return the state for a header: without the fields with defaults, if all have them."""
+        always, rest = self[:_FIRST], self[_FIRST:]
+        return [*always] if rest == _USUAL else [*self]
 
 
-_MOSTLY = [*State._field_defaults]
-_USUAL = [*State._field_defaults.values()]
-_FIRST = len(State._fields) - len(_MOSTLY)
-_ALWAYS = State._fields[:_FIRST]
+_USUAL = (*State._field_defaults.values(),)
+_FIRST = len(State._fields) - len(_USUAL)
 
 
 class Loaded(NamedTuple):
@@ -254,11 +250,12 @@ class Checkpoints:
         The third value says whether the whole journal is needed.
         """
         # The second was taken in a loop that has ended.
-        replaced = {name, name + _READS_FILES}.intersection(self._names)
-        names = [each for each in self._names if each not in replaced] + [name]
+        replaced = [each for each in (name, name + _READS_FILES) if each in self._names]
+        names = [each for each in self._names if each not in replaced] if replaced else self._names
+        names = [*names, name]
         pruned = names[: -self._keep] if self._keep else thinned_out(names) if self._thins else []
         needed: set[str] = set()
-        kept = [each for each in names if each not in pruned]
+        kept = [each for each in names if each not in pruned] if pruned else names
         if reads_files or self._before:
             self._before.pop(name, None)
             if reads_files:
@@ -284,7 +281,7 @@ class Checkpoints:
         if beside and oldest in self._names:
             vault = Vault(journal.store, journal.seal, journal.run_id)
             try:
-                calls = vault.open(oldest).header["calls"]
+                calls = State(*vault.open(oldest).header).calls
             except DamagedError:
                 return []
         return [name for name, call in beside.items() if call <= calls]
@@ -372,7 +369,7 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
     """Return the checkpoint of that name, or ``None`` if it does not verify."""
     try:
         opened = vault.open(name)
-        state = State(**opened.header)
+        state = State(*opened.header)
     except (DamagedError, TypeError):
         return None
     if not vault.holds(Needs.of(state.needs)):
@@ -423,12 +420,19 @@ class _Chunks:
     def read(self, kept: Iterable[str]) -> dict[str, Needs]:
         """Return the needs of these checkpoints by name, without those that need nothing."""
         if self._needs is None:
-            needed = {each: self._vault.needs(each) for each in kept}
+            needed = {each: self._needed(each) for each in kept}
             self._needs = {
                 name: each for name, each in needed.items() if each.all_chunks or each.lowest
             }
             self._spare.update(self._vault.numbers())
         return self._needs
+
+    def _needed(self, name: str) -> Needs:
+        """Return the references of a checkpoint; empty if the checkpoint does not verify."""
+        try:
+            return Needs.of(State(*self._vault.open(name).header).needs)
+        except DamagedError:
+            return Needs()
 
     def unneeded(self, name: str, needs: Needs, kept: list[str], *, pruning: bool) -> list[str]:
         """Return the chunks that no checkpoint needs any more, now that ``name`` is the newest.
@@ -436,7 +440,11 @@ class _Chunks:
         Args:
             pruning: True if checkpoints are deleted.
         """
-        if self._needs is None and not pruning:
+        if self._needs is None:
+            idle = not pruning
+        else:
+            idle = not (self._needs or self._spare or needs.all_chunks or needs.lowest)
+        if idle:
             return []
         known = self.read(each for each in kept if each != name)
         still = {*kept} - {name}

@@ -405,6 +405,9 @@ class Surroundings:
             names.
         function: the function with these parameters.
         secret: the secrets of the call by name; they are not among the arguments.
+
+    Attributes:
+        classes: the classes of objects that were pickled.
     """
 
     def __init__(
@@ -427,6 +430,7 @@ class Surroundings:
         self.stored: frozenset[str] = frozenset()
         self.references: References | None = None
         self.subjects: Any = None
+        self.classes: set[type] = set()
         self.function = function
         self.code: types.CodeType | None = None
         self.constants: Sequence[str] = ()

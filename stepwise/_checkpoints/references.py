@@ -184,13 +184,6 @@ class Vault:
         sealed = self._store.get(self._run_id, name) or b""
         return self._seal.open(named(name, self._run_id), sealed)
 
-    def needs(self, checkpoint: str) -> Needs:
-        """Return the references of a checkpoint; empty if the checkpoint does not verify."""
-        try:
-            return Needs.of(self.open(checkpoint).header.get("needs", {}))
-        except DamagedError:
-            return Needs()
-
     def numbers(self) -> list[int]:
         """Return the numbers of the stored chunks."""
         names = self._store.names(self._run_id, _CHUNK)

@@ -46,7 +46,7 @@ from stepwise._values import preview
 from stepwise._values.codec import PROTOCOL, Reducers, dump
 from stepwise._values.preview import error_text
 from stepwise._values.reducers import is_synchronizer, put_state, state_of, synchronizer_form
-from stepwise._values.trees import attributes, by_name, few
+from stepwise._values.trees import ITERATORS, attributes, by_name, few
 from stepwise._values.unpickling import Data, Unpickler
 
 # -- variables ------------------------------------------------------------------------------------
@@ -144,6 +144,7 @@ class FrameReducers(Reducers):
 
     def special(self, obj: Any) -> Any:
         cls = type(obj)
+        self.around.classes.add(cls)
         self.note(obj)
         if cls is types.CellType:
             return self.cell(obj)
@@ -262,7 +263,30 @@ def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
         return None
     if not few(values.values()):
         return None
-    return pickle.dumps((values, [], _links(values, around), []), PROTOCOL)
+    places = {name: _place(each) for name, each in values.items() if type(each) in ITERATORS}
+    kept = {**values, **dict.fromkeys(places)} if places else values
+    return pickle.dumps((kept, [], _links(values, around), [], places), PROTOCOL)
+
+
+def _place(iterator: Any) -> tuple[Any, ...]:
+    """Return what an iterator iterates over, and how far it is.
+
+    An iterator pickles as a call of ``iter`` by its name, which takes six times as long.
+    """
+    _, (iterated,), *place = iterator.__reduce__()
+    parts: tuple[Any, ...] = (iterated,)
+    if type(iterated) is range:  # likewise
+        parts = iterated.start, iterated.stop, iterated.step
+    return (*parts, place[0] if place else None)
+
+
+def _iterator_at(*parts: Any) -> Any:
+    """Return the iterator at a place that :func:`_place` returned."""
+    *iterated, place = parts
+    iterator: Any = iter(range(*iterated) if len(iterated) > 1 else iterated[0])
+    if place is not None:
+        iterator.__setstate__(place)
+    return iterator
 
 
 def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
@@ -502,7 +526,8 @@ def load_values(
         loading.reader = reader
         if reader is not None:
             reader.find = loading.find_class
-        values, _, links, numbered = loading.load()
+        values, _, links, numbered, *places = loading.load()  # places only from dump_few()
+        values.update((name, _iterator_at(*place)) for name, place in dict(*places).items())
         values = named(values)
     except BaseException:
         for name, content in before.items():

@@ -165,8 +165,7 @@ class Ordinals:
 
         No branch of a graph is alive when a checkpoint is taken.
         """
-        with self._lock:
-            calls, children = self._calls.copy(), self._children.copy()
+        calls, children = self._calls.copy(), self._children.copy()
         if "\n" in "".join(calls):
             calls = {counted: n for counted, n in calls.items() if "\n" not in counted}
         return calls, [[*key, n] for key, n in children.items()] if children else []

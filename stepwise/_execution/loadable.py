@@ -56,7 +56,7 @@ class Loadable:
     Attributes:
         fails: why a value certainly does not load; empty if that is not known.
         unknown: what decides whether the values load, each once.
-        reshaped: the program's classes whose instances may have other attributes if made anew.
+        made: the program's classes of which the values have instances, by their full names.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Loadable:
         self.main, self.variables, self.secret = main, variables, secret
         self.fails = ""
         self.unknown: list[str] = []
-        self.reshaped: dict[str, None] = {}
+        self.made: dict[str, type] = {}
         self._found: dict[str, Any] = {}
 
     @property
@@ -213,16 +213,12 @@ class _StandIn(type):
             if isinstance(kind, _StandIn) and not _is_sure(kind.full):
                 seen.depends(f"{full}() of {kind.full}")
 
-    def _check_shape(cls, names: frozenset[str]) -> None:
-        if names != getattr(cls.target, "__dataclass_fields__", {}).keys():
-            cls.seen.reshaped[cls.full] = None
-
     def refill(cls, made: Any, state: dict[str, Any]) -> None:
         """Note whether the attributes of an object of the call can be set to recorded ones."""
         made.__dict__["state"] = frozenset(state)
         if cls.is_theirs:
             _check_attributes(cls, state, cls.target.__dictoffset__ != 0)
-            cls._check_shape(frozenset(state))
+            cls.seen.made[cls.full] = cls.target
 
     def _check_member(cls, args: tuple[Any, ...]) -> None:
         values = cls.target._value2member_map_
@@ -276,7 +272,7 @@ class Inert(metaclass=_StandIn):
         self.__dict__["state"] = names
         if cls.is_theirs:
             _check_state(cls, state)
-            cls._check_shape(names)
+            cls.seen.made[cls.full] = cls.target
 
     def __hash__(self) -> int:
         cls: Any = type(self)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stepwise._checkpoints import variables
 from stepwise._checkpoints.given import Surroundings
 from stepwise._execution.process_memory import known_workflow
+from stepwise._identity.clients import is_foreign_module
 from stepwise._journal.journal import read_start
 from stepwise._journal.records import Call, Entry, Outcome, RunFacts, Settled, Started, StepStatus
 from stepwise._journal.seal import Seal
@@ -90,7 +91,7 @@ def outcome(
         _tell_of_secret(call, name)
     masks = failed or not secrets.are_none
     text, usage = shown or (secrets.preview(value) if masks else preview(value), _NOTHING)
-    record = Outcome(  # by position, like a Call
+    facts = (  # the constructor is a Python function
         call,
         status,
         attempts,
@@ -108,7 +109,7 @@ def outcome(
         _NOTHING,
         tries,
     )
-    return record, encoded.data
+    return tuple.__new__(Outcome, facts), encoded.data
 
 
 def _encoded(codec: Codec, call: Call, value: Any, kind: Any, *, failed: bool) -> Encoded:
@@ -361,8 +362,8 @@ def record_inputs(
     method: str,
     instance: Any,
     secret: Mapping[str, Any],
-) -> tuple[Data, str]:
-    """Return the payload of a run's first record, and its form.
+) -> tuple[Data, str, Mapping[str, str]]:
+    """Return the payload of a run's first record, its form, and the versions of classes in it.
 
     Args:
         bound: the arguments by name, without a method's instance or class.
@@ -373,7 +374,7 @@ def record_inputs(
     bound = {name: value for name, value in bound.items() if name not in secret}
     values = {**({method: instance} if method else {}), **bound}
     if codec.data_only:
-        return _as_data(codec, function, values, method, missing), JSON
+        return _as_data(codec, function, values, method, missing), JSON, _NOTHING
     around = surroundings(bound, instance, function, secret)
     while True:
         try:
@@ -393,9 +394,18 @@ def record_inputs(
             for name, root in roots
         }
         if not less and found.keys().isdisjoint(values):
-            return data or record_arguments(around), PYTHON
+            return data or record_arguments(around), PYTHON, _versions_of(around.classes)
         missing.update(found)
         values = {name: value for name, value in values.items() if name not in found}
+
+
+def _versions_of(classes: Iterable[type]) -> Mapping[str, str]:
+    classes = [each for each in classes if not is_foreign_module(each.__module__)]
+    if not classes:
+        return _NOTHING
+    from stepwise._identity.following import versions_of  # on use: most calls have plain values
+
+    return versions_of(classes)
 
 
 def _as_data(

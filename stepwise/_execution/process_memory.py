@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
+from stepwise._identity.call_parts import same_code
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, kernel_shell
@@ -79,19 +80,7 @@ def code_in_file(function: Callable[..., Any]) -> CodeType | None:
         if not inner:
             return None
         found = inner[-1]
-    return found if _shape(found) == _shape(code) else None
-
-
-def _shape(code: CodeType) -> tuple[Any, ...]:
-    """Return all parts of a code object but line numbers and names of enclosing classes."""
-    constants = tuple(
-        _shape(each) if isinstance(each, CodeType) else (type(each), each)
-        for each in code.co_consts
-        if not (isinstance(each, str) and each.startswith(_CLASS))
-    )
-    counts = code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags
-    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    return code.co_name, code.co_code, counts, names, constants
+    return found if same_code(found, code) else None
 
 
 # -- process memory -------------------------------------------------------------------------------

@@ -446,7 +446,7 @@ class Clerk:
         try:
             for key, desk in list(self._desks.items()):
                 if store is None or desk.store is store:
-                    if not desk.idle:
+                    if not desk.idle or desk.due < _NEVER:  # a turn that was left is reported
                         _settle(desk)
                     with self._changed:
                         self._desks.pop(key, None)

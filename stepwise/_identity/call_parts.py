@@ -20,7 +20,6 @@ A body is part of no identity, but its fingerprint recognises a renamed step.
 from __future__ import annotations
 
 import collections
-import dis
 import functools
 import hashlib
 import inspect
@@ -31,21 +30,11 @@ from typing import Any
 
 from stepwise._identity import identity
 from stepwise._identity.clients import field, fields_of, is_foreign
-from stepwise._identity.identity import (
-    CLASS,
-    HELD,
-    KEY,
-    Parameters,
-    attribute_path,
-    class_digest,
-    is_momentary,
-    lenient,
-)
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.sights import MISSING, Holder, leaves_of
 from stepwise._runtime.forks import cached
 from stepwise._values import digest
-from stepwise._values.digest import assigned_in, cell_content
+from stepwise._values.digest import assigned_in, cell_content, shape_of
 from stepwise._values.reducers import is_lock
 from stepwise._values.trees import ATOMS, attributes
 
@@ -84,7 +73,7 @@ def captured_parts(
             parts[name] = told
             if type(value) not in ATOMS or id(cell) in rebound:
                 first_seen[name] = told
-        if is_momentary(value):
+        if identity.is_momentary(value):
             momentary.add(name)
     return parts, momentary
 
@@ -136,10 +125,10 @@ class _Teller:
         function = plain_function(value)
         if function is not None:
             return self._function(function, variable)
-        return digest.encode(value) if cls in ATOMS else lenient(value, masking=True)[0]
+        return digest.encode(value) if cls in ATOMS else identity.lenient(value, masking=True)[0]
 
     def _class(self, value: Any, variable: str) -> bytes | None:
-        name, content = own_name(value, self._of), class_digest(value)
+        name, content = own_name(value, self._of), identity.class_digest(value)
         if content:
             return digest.encode(("class", name, content))
         return None if self._is_beside(value, variable) else digest.encode(("class", name))
@@ -262,8 +251,6 @@ def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
 
 # -- the body -------------------------------------------------------------------------------------
 
-_OWN = "@"  # replaces the function's own name; no identifier equals it
-
 
 def shape_digest(function: Any) -> str:
     """Return 8 characters for the code that the interpreter executes for a function.
@@ -272,51 +259,13 @@ def shape_digest(function: Any) -> str:
     version of Python gives another digest.
     """
     code = function.__code__
-    shape = _shape(code, code.co_name, f"{getattr(function, '__qualname__', '')}.<locals>.")
+    shape = shape_of(code, code.co_name, f"{getattr(function, '__qualname__', '')}.<locals>.")
     return hashlib.sha256(repr(shape).encode("utf-8", "backslashreplace")).hexdigest()[:8]
 
 
 def same_code(one: types.CodeType, other: types.CodeType) -> bool:
     """Return whether two code objects do the same, wherever they are in their files."""
-    return one.co_name == other.co_name and _shape(one, "", "@") == _shape(other, "", "@")
-
-
-def _shape(code: types.CodeType, own: str, inside: str) -> tuple[Any, ...]:
-    """Return plain data that is equal for two functions that do the same.
-
-    Args:
-        code: the code of the function.
-        own: the name of the outermost function.
-        inside: the prefix of the qualified names of functions inside the function.
-    """
-    names = [
-        [_OWN if each == own and _calls_itself(code, own) else each for each in held]
-        for held in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    ]
-    counts = code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags
-    constants = [_constant(each, own, inside) for each in code.co_consts]
-    return code.co_code, getattr(code, "co_exceptiontable", b""), counts, names, constants
-
-
-def _calls_itself(code: types.CodeType, own: str) -> bool:
-    """Return whether a name means the function itself wherever the code uses that name.
-
-    The name does as a global or captured variable, but not as an attribute: ``client.search()``.
-    """
-    used = {each.opname for each in dis.get_instructions(code) if each.argval == own}
-    return all("GLOBAL" in each or "DEREF" in each or "CLOSURE" in each for each in used)
-
-
-def _constant(value: Any, own: str, inside: str) -> Any:
-    if isinstance(value, types.CodeType):
-        return value.co_name, _shape(value, own, inside)
-    if isinstance(value, str) and value.startswith(inside):  # Python 3.10 keeps such names here
-        return _OWN, value.removeprefix(inside)
-    if isinstance(value, frozenset):  # its order differs between processes
-        return "frozenset", sorted(repr(_constant(each, own, inside)) for each in value)
-    if isinstance(value, tuple):
-        return "tuple", [_constant(each, own, inside) for each in value]
-    return repr(value)
+    return one.co_name == other.co_name and shape_of(one, "", "@") == shape_of(other, "", "@")
 
 
 # -- call parts -----------------------------------------------------------------------------------
@@ -387,7 +336,7 @@ class CallParts(Parts):
 
     def __init__(
         self,
-        parameters: Parameters,
+        parameters: identity.Parameters,
         function: Callable[..., Any],
         first_seen: dict[str, bytes],
         bound: Mapping[str, Any],
@@ -417,7 +366,7 @@ class CallParts(Parts):
         self.arguments = parameters.digest(bound, call) if self.computed else self._of_arguments()
         self.instance = self._of_instance()
 
-    def _look_at(self, parameters: Parameters, instance: object) -> None:
+    def _look_at(self, parameters: identity.Parameters, instance: object) -> None:
         holder = Holder("", self._function, parameters, instance)
         values, leaves = holder.values(), holder.leaves
         numbering = digest.Numbering()
@@ -429,10 +378,10 @@ class CallParts(Parts):
             if node is not None:
                 self._held[part] = node.encode()
             else:
-                self._held[part], unknown = lenient(value, holder.around(part), numbering)
+                self._held[part], unknown = identity.lenient(value, holder.around(part), numbering)
                 if not all(map(is_lock, unknown)):
-                    self._by_class.append(attribute_path(part))
-            if is_momentary(value):
+                    self._by_class.append(identity.attribute_path(part))
+            if identity.is_momentary(value):
                 self._momentary |= {part}
             elif issubclass(type(value), _GROWS):
                 self._growing |= {part}
@@ -470,9 +419,9 @@ class CallParts(Parts):
     def _extras(self) -> dict[str, bytes]:
         """Return the parts that count beside the arguments and the instance."""
         counted = {n: held for n, held in self._captured.items() if n not in self._momentary}
-        content = self._instance is not None and class_digest(_class(self._instance))
+        content = self._instance is not None and identity.class_digest(_class(self._instance))
         if content and not self.computed:
-            counted[CLASS] = content.encode()
+            counted[identity.CLASS] = content.encode()
         return counted
 
     def digests(self, module: str | None = None) -> Iterator[tuple[str, ...]]:
@@ -527,11 +476,13 @@ class CallParts(Parts):
     def recorded(self) -> dict[str, str]:  # type: ignore[override]
         """A short digest of each part, by name."""
         if self.computed:
-            return {KEY: _short_digest(self.arguments.encode())}
+            return {identity.KEY: _short_digest(self.arguments.encode())}
         parts = {**self._encoded, **self._captured, **self._held}
         if self._instance is not None:
             cls = _class(self._instance)
-            parts[CLASS] = (own_name(cls, self._function) + class_digest(cls)).encode()
+            parts[identity.CLASS] = (
+                own_name(cls, self._function) + identity.class_digest(cls)
+            ).encode()
         return {name: _short_digest(encoded) for name, encoded in parts.items()}
 
     @property
@@ -593,12 +544,12 @@ class HeldParts(Parts):
             if held is None:
                 held = known[id(function)] = [*self._held_by(function)]
             for path, encoded, attribute in held:
-                yield f"{HELD}{where}:{path}", encoded, attribute
+                yield f"{identity.HELD}{where}:{path}", encoded, attribute
 
     def _held_by(self, function: Any) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:
         for name, value, cls in _values_of(function):
             attribute = (own_name(cls, function), name) if cls is not None else None
-            if name in self._ignored or attribute in _assigned or is_momentary(value):
+            if name in self._ignored or attribute in _assigned or identity.is_momentary(value):
                 continue
             for path, each in within(name, value, objects=False):
                 yield from self._fixed(path, each, attribute, function)
@@ -615,7 +566,7 @@ class HeldParts(Parts):
         self, path: str, value: Any, attribute: tuple[str, str] | None, function: Any
     ) -> Iterator[tuple[str, bytes, tuple[str, str] | None]]:
         """Encode a value if it is a string, a number, a function or a class."""
-        if path in self._ignored or attribute in _assigned or is_momentary(value):
+        if path in self._ignored or attribute in _assigned or identity.is_momentary(value):
             return
         if type(value) in ATOMS:
             yield path, digest.encode(value), attribute

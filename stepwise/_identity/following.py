@@ -18,6 +18,7 @@ from typing import Any
 from stepwise._identity.call_parts import plain_function, shape_digest
 from stepwise._identity.clients import is_foreign_module
 from stepwise._identity.versions import UNKNOWN, Version, digest_of, lines_of
+from stepwise._rewrite.build import codes_within
 from stepwise._rewrite.reading import (
     CLASSES,
     FUNCTIONS,
@@ -85,6 +86,23 @@ def _version_of(
     if inner.__doc__ and (is_tool or "__doc__" in reading.attributes):
         parts["docstring"] = [inspect.cleandoc(inner.__doc__)]
     return _version(parts, {} if bound or follower.values else follower.files)
+
+
+def versions_of(classes: Iterable[type]) -> dict[str, str]:
+    """Return the versions of the project's classes, by their full names: of what makes instances.
+
+    The version of a class whose definition is not found in its module is empty.
+    """
+    found = {}
+    for cls in classes:
+        module = _imported_module(cls.__module__)
+        if module is None:
+            continue
+        follower = _Follower(module)
+        with _reading:
+            follower.follow_class(cls.__qualname__)
+        found[f"{cls.__module__}.{cls.__qualname__}"] = _version(follower.texts).id
+    return found
 
 
 def _version(texts: Mapping[str, Iterable[str]], files: Mapping[str, str] | None = None) -> Version:
@@ -199,7 +217,7 @@ def _module(
 def _is_executed(module: _Module) -> bool:
     """Return whether a module was made of the text that its file has now."""
     namespace = module.namespace
-    codes = _codes(compile(module.text, module.file, "exec", dont_inherit=True))
+    codes = {*codes_within(compile(module.text, module.file, "exec", dont_inherit=True))}
     inside = [*namespace.values()]
     inside += [e for v in inside if isinstance(v, type) for e in tuple(vars(v).values())]
     functions = [plain_function(each) for each in inside]
@@ -208,14 +226,6 @@ def _is_executed(module: _Module) -> bool:
     return all(each in codes for each in made if each.co_filename == module.file) and all(
         value is _MISSING or namespace.get(name, value) == value for name, value in literals
     )
-
-
-def _codes(code: types.CodeType) -> set[types.CodeType]:
-    found = {code}
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            found |= _codes(each)
-    return found
 
 
 def _imported_module(name: str) -> _Module | None:
@@ -318,6 +328,11 @@ class _Follower:
                 continue  # a cell without a value yet
         self._follow_members()
         return reading
+
+    def follow_class(self, name: str) -> None:
+        """Follow a class of the module that is constructed."""
+        self._follow(name, self._home, (), {})
+        self._follow_members()
 
     def _annotations(self, reading: CodeRead, around: tuple[Definition, ...]) -> None:
         for chain in reading.annotated:

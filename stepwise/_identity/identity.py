@@ -74,6 +74,7 @@ from stepwise._values.digest import (
     form_of,
     join,
     module_key,
+    shape_of,
     string,
 )
 from stepwise._values.preview import Hiding, Redact, attributes_in
@@ -509,10 +510,7 @@ def _text_of_code(function: types.FunctionType, *, local: bool) -> list[bytes]:
     """
     if function.__name__ != "<lambda>" and not (local and "<locals>" in function.__qualname__):
         return []
-    code = function.__code__
-    constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
-    inner = [each.co_code for each in code.co_consts if isinstance(each, types.CodeType)]
-    return [fold(repr((code.co_code, constants, inner, code.co_names)).encode())]
+    return [fold(repr(shape_of(function.__code__)).encode())]
 
 
 def _by_class(cls: type) -> bytes:

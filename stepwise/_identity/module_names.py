@@ -1,8 +1,7 @@
 """Module names of workflows and steps, independent of how their file was started.
 
 A script is named by its path, a module by its dotted name.  Still, ``python agent.py``, ``python -m
-agent`` and an import of the module all mean the same file.  This module imports nothing else of
-stepwise.
+agent`` and an import of the module all mean the same file.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ import hashlib
 import os
 import sys
 import threading
-import types
 from typing import Any
+
+from stepwise._values.digest import shape_of
 
 
 def place_of(module: str) -> str:
@@ -54,20 +54,9 @@ def _program(names: dict[str, Any]) -> str:
             frame = frame.f_back
         if code is None or code.co_filename not in ("<string>", _STDIN) or hasattr(sys, "ps1"):
             return ""
-        digest = hashlib.sha256(_content(code).encode("utf-8", "backslashreplace"))
+        digest = hashlib.sha256(repr(shape_of(code)).encode("utf-8", "backslashreplace"))
         _programs[id(names)] = f"/<program {digest.hexdigest()[:12]}>"
     return _programs[id(names)]
-
-
-def _content(code: types.CodeType) -> str:
-    """Return the meaning of code as text that is equal in each process."""
-    constants = [
-        _content(each)
-        if isinstance(each, types.CodeType)
-        else repr(sorted(map(repr, each)) if isinstance(each, frozenset) else each)
-        for each in code.co_consts
-    ]
-    return repr((code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants))
 
 
 def file_of(module: str) -> str:

@@ -568,18 +568,6 @@ class Sight:
         leaves: the parts at paths.
     """
 
-    __slots__ = (
-        "direct",
-        "leaves",
-        "moving",
-        "parts",
-        "recorded",
-        "state",
-        "texts",
-        "unknown",
-        "values",
-    )
-
     def __init__(
         self,
         direct: dict[str, Any],

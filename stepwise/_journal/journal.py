@@ -286,7 +286,8 @@ class Position(NamedTuple):
 
     def kept(self) -> list[Any]:
         """Return the position in a form that JSON can hold."""
-        return [self.last, (self.link or b"").hex(), self.effects, self.sums]
+        last, link, effects, sums = self
+        return [last, (link or b"").hex(), effects, sums]
 
     @classmethod
     def from_kept(cls, kept: Sequence[Any]) -> Position:
@@ -486,6 +487,10 @@ def marker(seal: Seal, run_id: str) -> Callable[[Position], bytes]:
         return data + tag(data)
 
     return mark
+
+
+def _no_mark(_: Position) -> bytes:
+    return b""
 
 
 class Mark(NamedTuple):
@@ -689,13 +694,14 @@ class Records(Share):
     """
 
     __slots__ = ("anchors", "durable", "end", "head", "items", "journal", "numbers")
+    numbers: list[int]
     end: Position
+    anchors: bool
 
     def __init__(
         self,
         journal: Journal,
         items: tuple[tuple[records.Record, Data], ...],
-        *,
         durable: bool,
         head: records.RunFacts | None = None,
         future: Any = None,
@@ -705,17 +711,16 @@ class Records(Share):
         self.items = items
         self.durable = durable
         self.head = head
-        self.numbers: list[int] = []
-        self.anchors = False
 
     def join(self, commits: Commits) -> None:
         """Seal the records after the last sealed record, and queue the share in that order."""
         self.journal.enter(self, commits)
 
     def ended(self) -> None:
-        super().ended()
         if self.error is None:
             self.journal.reached(self)
+        else:
+            super().ended()
 
 
 class Journal:
@@ -724,6 +729,7 @@ class Journal:
     Args:
         epoch: the epoch of the lease, which every write carries.
         fsync: True if an acknowledged record must survive a power cut.
+        marks: False to leave no mark or anchor, for a run that has not begun.
 
     Attributes:
         calls: the highest number of a call so far.
@@ -734,7 +740,16 @@ class Journal:
         note: notes the calls in progress for displays; ``None`` if notes are not kept.
     """
 
-    def __init__(self, store: Store, seal: Seal, run_id: str, epoch: int, *, fsync: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        seal: Seal,
+        run_id: str,
+        epoch: int,
+        *,
+        fsync: bool,
+        marks: bool = True,
+    ) -> None:
         self.store = store
         self.seal = seal
         self.run_id = run_id
@@ -748,7 +763,7 @@ class Journal:
         self._sealing: Any = threading.RLock()
         self._commits = commits_of(store, fsync=fsync)
         self._chain = Chain()
-        self._mark = marker(seal, run_id)
+        self._mark = marker(seal, run_id) if marks else _no_mark
         self.note = noter(store, seal, run_id, epoch)
         self._at = self._next = Position()  # the ends of the written and of the sealed records
         self._head: records.RunFacts | None = None  # the newest facts for the head
@@ -817,7 +832,7 @@ class Journal:
                 run's durability.
             head: the facts for the run's new head.
         """
-        share = Records(self, items, durable=durable, head=head)
+        share = Records(self, items, durable, head)
         self._commits.write(share)
         return share.numbers
 
@@ -827,7 +842,7 @@ class Journal:
         Args:
             future: an event loop's future, resolved when the records are written or have failed.
         """
-        share = Records(self, items, durable=durable, future=future)
+        share = Records(self, items, durable, future=future)
         self._commits.submit(share)
         return share
 
@@ -854,9 +869,9 @@ class Journal:
                     Batch, (tuple(sealed), beside, (), 0, head, marked, durable and self.fsync)
                 ),
             )
-            share.numbers = [number for number, _ in sealed]
+            share.numbers = [*range(at.last + 1, end.last + 1)]
             # The anchor remembers side effects even if the store forgets them.
-            share.anchors = durable and (head is not None or end.effects != at.effects)
+            share.anchors = bool(marked) and (head is not None or end.effects != at.effects)
             share.chain, share.end = chain, end
             try:
                 commits.join(share)

@@ -192,6 +192,10 @@ class Ledger:
         given = [*self.claims.values(), *self.over.values()]
         return sum(requests for requests, _ in given), sum(tokens for _, tokens in given)
 
+    def is_idle(self) -> bool:
+        """Return whether nothing counts and nobody waits, so that an empty ledger says the same."""
+        return self.used() == (0, 0) and not self.claims and not self.places and not self.paused[1]
+
     def _left(self) -> tuple[float, float]:
         """Return how many requests and tokens the window has left."""
         figures, (requests, tokens) = self.figures, self.used()

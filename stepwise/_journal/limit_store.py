@@ -24,8 +24,8 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from stepwise._journal.lease import Lease
 from stepwise._journal.ledger import Figures, Ledger, Over
@@ -41,6 +41,7 @@ LIMITS = LogKind("limit:", "limits:", "limit")
 """The names of the ledgers, and of their list."""
 
 _LEDGER = "ledger"  # the name of the object
+_PATIENCE = 1.0  # seconds to wait for the lease of a ledger that may be deleted
 _CHECKED = 5.0  # seconds for which a lease that was held is taken to be held
 
 
@@ -115,12 +116,40 @@ class StoredLedger:
             ledger = found or Ledger(self.figures or Figures())
             ledger.at = ledger.at or moment(self.store)
             yield ledger
-            header = {"ledger": ledger.to_data(), "boot": self._of_boot(), "wall": time.time()}
-            data, _ = self._seal.close(named(_LEDGER, self._log.name), header)
-            with Uninterrupted():
-                self.store.write(self._log.name, epoch, Batch(put={_LEDGER: data}, durable=False))
+            self._write(epoch, ledger)
         if found is None:
             LogIndex(self.store, self._seal, LIMITS).add(self.name)
+
+    def _write(self, epoch: int, ledger: Ledger) -> None:
+        header = {"ledger": ledger.to_data(), "boot": self._of_boot(), "wall": time.time()}
+        data, _ = self._seal.close(named(_LEDGER, self._log.name), header)
+        with Uninterrupted():
+            self.store.write(self._log.name, epoch, Batch(put={_LEDGER: data}, durable=False))
+
+    def drop_if_idle(self) -> None:
+        """Delete the ledger if nothing counts any more, and nobody waits.
+
+        What dead processes have taken counts for one more window.
+
+        Raises:
+            RunBusyError: another process has the lease.
+        """
+        with self._log.owned(_PATIENCE) as epoch:
+            found = self.read()
+            if found is None and self.store.get(self._log.name, _LEDGER) is not None:
+                return  # damaged: it counts as used up for the processes that use it
+            dead = self._dead(found) if found is not None else ()
+            if found is not None and dead:
+                for each in dead:
+                    found.bury(each, found.at)
+                self._write(epoch, found)
+            elif found is None or found.is_idle():
+                self._log.delete(epoch)
+                LogIndex(self.store, self._seal, LIMITS).remove(self.name)
+
+    def _dead(self, ledger: Ledger) -> list[str]:
+        known = {*ledger.claims, *(each.holder for each in ledger.places)}
+        return [each for each in known if is_dead(self.store, each)]
 
 
 @reports
@@ -134,6 +163,20 @@ def ledgers(store: Store, seal: Seal) -> Iterator[tuple[str, Ledger]]:
         ledger = StoredLedger(store, seal, name).read()
         if ledger is not None:
             yield name, ledger
+
+
+def drop_idle_ledgers(store: Store, seal: Seal, goes_on: Callable[[], bool]) -> None:
+    """Delete the ledgers of values of a ``key=`` that nobody uses any more.
+
+    Args:
+        goes_on: called before each; returns whether to go on.
+    """
+    for name in filter(None, LogIndex(store, seal, LIMITS).ids()):
+        if not goes_on():
+            return
+        if name.endswith("]"):  # the others are few, and have learned the usual tokens of a call
+            with suppress(RunBusyError):
+                StoredLedger(store, seal, name).drop_if_idle()
 
 
 class HolderLease:

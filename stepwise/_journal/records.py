@@ -109,6 +109,7 @@ class Started(NamedTuple):
         tags: strings by name, for people who look for the run.
         trace: the attempt's place in a trace, by name, as the process's tracer gave it.
         by: who made the fork (``user@host``); empty for other runs.
+        made: versions of the program's classes among the arguments, by their full names.
     """
 
     workflow: str
@@ -129,6 +130,7 @@ class Started(NamedTuple):
     tags: Mapping[str, str] = _NOTHING
     trace: Mapping[str, str] = _NOTHING
     by: str = ""
+    made: Mapping[str, str] = _NOTHING
 
 
 class Resumed(NamedTuple):

@@ -71,21 +71,6 @@ class Held:
         sight: the contents of the subject before the call.
     """
 
-    __slots__ = (
-        "_ids",
-        "around",
-        "began",
-        "ended",
-        "flying",
-        "holder",
-        "looked",
-        "number",
-        "sight",
-        "snapshot",
-        "unwatched",
-        "watched",
-    )
-
     def __init__(self, holder: Holder | None, sight: Sight | None) -> None:
         self.number = 0
         self.looked = False  # whether the changes of the call were determined

@@ -50,18 +50,6 @@ class Identity:
         parts: the parts of the call without those of a subject; see ``identity``.
     """
 
-    __slots__ = (
-        "arguments",
-        "digest",
-        "given",
-        "held",
-        "holder",
-        "noted",
-        "parts",
-        "sight",
-        "subject",
-    )
-
     def __init__(self, digest: str, parts: dict[str, str]) -> None:
         self.digest = digest
         self.parts = parts

@@ -3,6 +3,6 @@
 The modules, each importing only from those before it::
 
     steps sources paths overview messages fork questions why verify copying streaming run
-    replica portable starting export housekeeping limits
-    schedules finding doctor
+    replica portable starting export housekeeping limits census retention schedules finding
+    doctor
 """

@@ -35,7 +35,7 @@ from stepwise._values.preview import (
     shown_fields,
     type_name,
 )
-from stepwise._values.trees import dict_of, place_of, slot_values, slots_in
+from stepwise._values.trees import held_by, place_of
 from stepwise.errors import ConfigurationError
 
 # -- parts of values ------------------------------------------------------------------------------
@@ -73,18 +73,9 @@ def fields_of(value: Any) -> dict[str, Any]:
     shown = shown_fields(cls)
     if shown is not None and issubclass(cls, tuple):
         return dict(zip(shown, tuple.__iter__(value), strict=False))
-    held = _held(value)
+    held = held_by(value)
     names = held if shown is None else (name for name in shown if name in held)
     return {name: held[name] for name in names if name[:2] != "__"}
-
-
-def _held(value: Any) -> dict[str, Any]:
-    """Return all that an instance holds, in its slots and in its ``__dict__``."""
-    cls: Any = type(value)
-    held = slot_values(value, slots_in(cls))
-    with contextlib.suppress(AttributeError):  # the class has slots only
-        held |= dict_of(value)
-    return held
 
 
 def _items(value: Any) -> list[Any]:
@@ -587,7 +578,7 @@ def _differing(one: Any, other: Any, path: str, met: set[tuple[int, int]]) -> _D
             yield path, one, other
     elif (_is_users(one) or shown_fields(type(one))) and (fields_of(one) or fields_of(other)):
         # What the class does not show counts, too, and is named as the whole.
-        olds, news = (_held(each) or fields_of(each) for each in (one, other))
+        olds, news = (held_by(each) or fields_of(each) for each in (one, other))
         shown = fields_of(one).keys() | fields_of(other).keys()
         for name in dict.fromkeys((*olds, *news)):
             inner = f"{path}.{name}" if name in shown else path

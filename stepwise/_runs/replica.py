@@ -160,7 +160,7 @@ def _begun_with(first: Entry, function: Callable[..., Any], given: RunInputs) ->
     """Return the record of the beginning with arguments that a file held."""
     values, missing = {**given.values}, dict.fromkeys(given.missing)
     instance = values.pop(given.method, None)
-    payload, form = record_inputs(
+    payload, form, _ = record_inputs(
         Codec(), function, {**missing, **values}, given.method, instance, missing
     )
     return first._replace(record=with_form(first.record, form), payload=bytes(payload))

@@ -72,6 +72,9 @@ class Run:
         self.id = run_id
         self._seal = journals.seal_for(store) if seal is None else seal
 
+    def __reduce__(self) -> Any:
+        return _run_in, (self.store.url, self.id)
+
     def __repr__(self) -> str:
         facts = self._facts()
         return f"<Run {self.id} {self.status}: {facts.label}({facts.arguments})>"
@@ -798,6 +801,11 @@ _RUNNING = ("running", "crashed", "stuck", "ready")  # as their heads have it
 _UNFINISHED = ("running", "crashed", "stuck", "failed", "interrupted", "suspended", "ready")
 
 
+def _run_in(url: str, run_id: str) -> Run:
+    """Return a run that was pickled."""
+    return Run(open_store(url), run_id)
+
+
 class Runs(list[Run]):
     """A list of runs that is displayed as a table."""
 
@@ -950,7 +958,7 @@ def each_listed(
         options.check_tags("runs()", tags)
     opened = open_store(store if store is not None else settings.store())
     seal = journals.seal_for(opened)
-    unfinished = status in _UNFINISHED
+    unfinished = status in _UNFINISHED and status != "suspended"  # submitted runs are apart
     kept = "running" if status in _RUNNING else status if status in _NEVER_RUNNING else None
     name = workflow if isinstance(workflow, str) else None
     words = journals.words_for(seal, name, kept, tags or {})

@@ -10,6 +10,7 @@ from stepwise._execution.looking import Request
 from stepwise._journal.journal import place_of_run
 from stepwise._journal.lease import describe_owner
 from stepwise._runs.run import Run, get_run
+from stepwise._runs.steps import command_to_begin
 from stepwise._runtime import settings
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.store_urls import with_password
@@ -92,8 +93,8 @@ def start_command(run: Run) -> tuple[tuple[str, ...], str]:
     program = run.program
     if run._facts().is_submitted:
         raise ConfigurationError(
-            f"run {run.id!r} was submitted, and has not begun: stepwise up MODULE begins it, and "
-            f"so does {run.label}({run.arguments}) with .options(run_id={run.id!r})"
+            f"run {run.id!r} was submitted, and has not begun: {command_to_begin(run._facts())} "
+            f"begins it, and so does {run.label}({run.arguments}) with .options(run_id={run.id!r})"
         )
     command, folder = (program.command, program.cwd) if program is not None else ((), "")
     script = program.file if program and run.workflow.startswith(f"{program.file}:") else ""

@@ -7,6 +7,7 @@ recorded long after the calls that follow it.
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -23,7 +24,15 @@ from stepwise._execution.suspension import pending
 from stepwise._execution.viewer import attempts_with_frames, view, view_frames, view_inputs
 from stepwise._identity.identity import shown_part, shown_parts
 from stepwise._journal.course import Course, Stop, stops_in
-from stepwise._journal.journal import Position, facts_of, is_ready, read, read_entries, read_one
+from stepwise._journal.journal import (
+    Position,
+    facts_of,
+    is_ready,
+    place_of_run,
+    read,
+    read_entries,
+    read_one,
+)
 from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
@@ -31,7 +40,7 @@ from stepwise._journal.summary import deaths_of
 from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import differing, key_of
 from stepwise._runtime.facts import PlainFacts, public
-from stepwise._runtime.messages import printable
+from stepwise._runtime.messages import printable, shell_word
 from stepwise.errors import RunNotFoundError, UnreadableValueError
 from stepwise.stores import Owner, Store
 
@@ -66,6 +75,13 @@ def known_facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
     if facts is None:
         raise gone(store, run_id)
     return facts
+
+
+def command_to_begin(facts: RunFacts) -> str:
+    """Return the command that begins a submitted run."""
+    place = place_of_run(facts)
+    name = os.path.splitext(os.path.basename(place))[0] if os.path.isabs(place) else place
+    return f"stepwise up {shell_word(name)}"
 
 
 def gone(store: Store, run_id: str) -> RunNotFoundError:

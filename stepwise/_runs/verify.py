@@ -88,26 +88,37 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
     Raises:
         RunBusyError: the run is being executed.
     """
-    inbox = Inbox(store, seal, run_id)
     with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
-        Bell(store, seal).forget(run_id)
-        inbox.delete()  # first: the next run with this id would inherit it
-        _delete_streams(store, seal, run_id)
-        store.delete(run_id, lease.epoch)
-        journals.bury(store, run_id)
-        inbox.delete()  # messages that arrived since
+        delete_held(store, seal, lease)
 
 
-def empty_streams(store: Store, seal: Seal, run_id: str) -> None:
+def delete_held(store: Store, seal: Seal, lease: Lease) -> None:
+    """Delete the run of a held lease, without its child runs."""
+    run_id = lease.run_id
+    inbox = Inbox(store, seal, run_id)
+    Bell(store, seal).forget(run_id)
+    inbox.delete()  # first: the next run with this id would inherit it
+    _delete_streams(store, seal, run_id)
+    store.delete(run_id, lease.epoch)
+    journals.bury(store, run_id)
+    inbox.delete()  # messages that arrived since
+
+
+def empty_streams(store: Store, seal: Seal, run_id: str) -> bool:
     """Delete what a run has said, without its child runs; the run itself stays.
+
+    Returns:
+        whether the run had said something.
 
     Raises:
         RunBusyError: the run is being executed.
     """
     log = StreamLog(store, seal, run_id)
-    if log.has_items():
-        with Lease(store, run_id).acquire(child=current_scope() is not None):
-            log.empty()
+    if not log.has_items():
+        return False
+    with Lease(store, run_id).acquire(child=current_scope() is not None):
+        log.empty()
+    return True
 
 
 def _delete_streams(store: Store, seal: Seal, run_id: str) -> None:

@@ -889,7 +889,9 @@ class _RunReading:
             if parent is None:
                 break
             top, facts = facts.parent, parent
-        if status in run_steps.UNFINISHED or status == "cancelling":
+        if self.facts.is_submitted:
+            yield run_steps.command_to_begin(self.facts), "begin it, and others that are due"
+        elif status in run_steps.UNFINISHED or status == "cancelling":
             first = "mend the code, then " if status == "failed" else ""
             where = "go on from there" if top == self.facts.run_id else "go on by its parent"
             yield f"stepwise resume {shell_word(top)}", f"{first}{where}"

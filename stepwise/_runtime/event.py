@@ -54,6 +54,7 @@ class Event:
             attempt failed, a lower bound if its process died.
         executed: the number of steps that this attempt has executed so far.
         skipped: the number of steps that it did not execute, since they were done.
+        attempts: the number of attempts of a step that ended; 0 in other events.
         usage: for a completed or answered model request, the known ones of ``model``, ``provider``
             (texts), ``input_tokens``, ``output_tokens``, ``cached_input_tokens`` (counts) and
             ``cost_usd`` (US dollars); for a run that resumes, the sums of the earlier requests.
@@ -71,6 +72,7 @@ class Event:
     lost: float = 0.0
     executed: int = 0
     skipped: int = 0
+    attempts: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
     at: float = field(default_factory=time.time)
 

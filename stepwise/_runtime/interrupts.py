@@ -120,15 +120,21 @@ sigterms = SigtermWatch()
 
 
 class _MainThread:
-    """The thread that runs signal handlers: in a forked child, the thread that forked."""
+    """The thread that runs signal handlers: in a forked child, the thread that forked.
+
+    Attributes:
+        block: the outermost uninterrupted block of the thread.  Not an attribute of the class of
+            blocks: Python would look up all its methods anew in each block.
+    """
 
     def __init__(self) -> None:
         self.ident = threading.main_thread().ident
+        self.block: Uninterrupted | None = None
         os.register_at_fork(after_in_child=self._in_child)
 
     def _in_child(self) -> None:
         if self.ident != get_ident():  # a block of the thread that is gone
-            self.ident, Uninterrupted.current = get_ident(), None
+            self.ident, self.block = get_ident(), None
 
 
 _main = _MainThread()
@@ -148,7 +154,6 @@ class Uninterrupted:
     """
 
     __slots__ = ("_installed", "_outermost", "error")
-    current: Uninterrupted | None = None  # the outermost block of the main thread
 
     def __enter__(self) -> None:
         self.error: BaseException | None = None
@@ -157,15 +162,15 @@ class Uninterrupted:
             if _handler_of(_SIGINT) is _INTERRUPTS:
                 _handle(_SIGINT, self._note)
                 self._installed = True
-            if Uninterrupted.current is None:
-                self._outermost, Uninterrupted.current = True, self
+            if _main.block is None:
+                self._outermost, _main.block = True, self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.error = KeyboardInterrupt()
 
     def __exit__(self, *exception: object) -> None:
         if self._outermost:
-            Uninterrupted.current = None
+            _main.block = None
         if self._installed:
             _handle(_SIGINT, _INTERRUPTS)
         if self.error is not None:
@@ -174,9 +179,9 @@ class Uninterrupted:
 
 def raise_from_signal(error: BaseException) -> None:
     """Raise an error from a signal handler; in an uninterrupted block, at its end."""
-    if Uninterrupted.current is None:
+    if _main.block is None:
         raise error
-    Uninterrupted.current.error = error
+    _main.block.error = error
 
 
 _handler_of, _handle = _signal.getsignal, _signal.signal

@@ -30,12 +30,19 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from stepwise._runtime import settings
-from stepwise.errors import RunCancelled, RunStopped, RunSuspended, StepwiseWarning, escaped
+from stepwise.errors import (
+    RunCancelled,
+    RunStopped,
+    RunSuspended,
+    StepFailedError,
+    StepwiseWarning,
+    escaped,
+)
 
 # -- messages -------------------------------------------------------------------------------------
 
@@ -336,6 +343,39 @@ def members(error: BaseException) -> tuple[BaseException, ...]:
     """Return the exceptions of a group, or an empty tuple."""
     group = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
     return error.exceptions if isinstance(error, group) else ()
+
+
+def link_facts(error: BaseException, index: Mapping[int, int]) -> dict[str, Any]:
+    """Return what a record of an exception says of its links, as places in its list.
+
+    Args:
+        index: the places of the exceptions by their ids, from :func:`linked_to`.
+    """
+    return {
+        "type": type(error).__qualname__,
+        "cause": index.get(id(error.__cause__)),
+        "context": index.get(id(error.__context__)),
+        "suppress": error.__suppress_context__,
+        "members": [index[id(each)] for each in members(error)],
+    }
+
+
+def link(made: Sequence[BaseException], facts: Iterable[Mapping[str, Any]]) -> None:
+    """Link restored exceptions as :func:`link_facts` says that they were linked."""
+    for error, fact in zip(made, facts, strict=True):
+        for name in ("cause", "context"):  # past a ``__setattr__`` that forbids it
+            linked = None if fact[name] is None else made[fact[name]]
+            BaseException.__setattr__(error, f"__{name}__", linked)
+        BaseException.__setattr__(error, "__suppress_context__", fact["suppress"])
+
+
+def summary_of(fact: Mapping[str, Any]) -> StepFailedError:
+    """Return the exception that replaces a recorded one which cannot be restored."""
+    return StepFailedError(
+        f"{fact['type']}: {fact['message']}",
+        type_name=fact["type"],
+        traceback_text=fact["traceback"],
+    )
 
 
 class RemoteTraceback(Exception):  # noqa: N818

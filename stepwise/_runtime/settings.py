@@ -43,9 +43,12 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from stepwise._runtime.retention import Retain
 
 ClassFields = Mapping[Any, "str | Iterable[str]"]
 FieldNames = Mapping[str, tuple[str, ...]]
@@ -113,6 +116,7 @@ class _Settings:
         self.suspend_after: float | object | None = _UNSET
         self.suspend_by_default = _SUSPEND_AFTER
         self.stream_limit: int | object | None = _UNSET
+        self.retain: Retain | None = None
 
 
 _settings = _Settings()
@@ -134,6 +138,7 @@ def configure(
     record_locals: bool | None = None,
     on_changed: Literal["keep", "rerun", "ask"] | None = None,
     stream_limit: int | None = _UNSET,  # type: ignore[assignment]
+    retain: Retain | None = _UNSET,  # type: ignore[assignment]
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
 
@@ -158,6 +163,7 @@ def configure(
         record_locals: record failures with short forms of local variables, which may hold secrets.
         on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
         stream_limit: bytes that one run may emit: more is an error; ``None``: no limit (default).
+        retain: a :class:`Retain`: what ``stepwise up`` keeps of ended runs; ``None``: all.
 
     Raises:
         ConfigurationError: a setting is invalid.
@@ -168,6 +174,7 @@ def configure(
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
     _settings.suspend_after = _seconds_or_never(suspend_after)
     _settings.stream_limit = _chosen_limit(stream_limit)
+    _settings.retain = _checked_retention(retain)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     _settings.on_changed = _checked_policy(on_changed)
@@ -410,6 +417,22 @@ def _chosen_limit(given: Any) -> Any:
     if given is _UNSET:
         return _settings.stream_limit
     return _bytes_or_none(given, f"configure(stream_limit={given!r})")
+
+
+def _checked_retention(given: Any) -> Any:
+    if given is _UNSET:
+        return _settings.retain
+    if given is None or hasattr(given, "streams"):
+        return given
+    raise ConfigurationError(
+        f"configure(retain={given!r:.100}): write retain=stepwise.Retain(age=30 * 86400, "
+        "runs=100_000), or None"
+    )
+
+
+def retain() -> Retain | None:
+    """Return what is kept of ended runs; ``None`` for all."""
+    return _settings.retain
 
 
 def _bytes_or_none(given: Any, what: str) -> int | None:

@@ -16,26 +16,27 @@ import contextlib
 import functools
 import inspect
 import io
+import json
 import pickle
 import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.messages import fold, linked_to, members
+from stepwise._runtime.messages import fold, link, link_facts, linked_to, members, summary_of
 from stepwise._values import data as _data
 from stepwise._values import trees
 from stepwise._values.preview import NO_SECRETS, Secrets, error_text, short_repr
 from stepwise._values.reducers import Forms, NamespaceMetError
 from stepwise._values.trees import LARGE_LEAF, NUMBERS, by_name, held_at, is_view, place_of_dict
 from stepwise._values.unpickling import Data, Unpickler, collected, loads
-from stepwise.errors import NotRecordableError, StepFailedError, UnreadableValueError
+from stepwise.errors import NotRecordableError, UnreadableValueError
 
 # -- pickling -------------------------------------------------------------------------------------
 
@@ -201,11 +202,7 @@ class _NamesDicts(pickle._Pickler):
 
 class _PlainDeep(_NamesDicts):
     forms: Forms | None = None
-
-    def reducer_override(self, obj: Any) -> Any:
-        if self.forms is None:
-            self.forms = Forms()
-        return self.forms.of(obj)
+    reducer_override = _Plain.reducer_override
 
 
 def dump_plain(value: object) -> Data:
@@ -405,34 +402,28 @@ def _code_dispatch() -> Any:
 def _picklers(identifies: bool, identifies_all: bool) -> tuple[Any, Any]:
     import cloudpickle  # on use: most values never need it
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Reducing:
         dispatch_table = _code_dispatch()
 
         def __init__(self, sink: _Sink, reducers: Reducers) -> None:
-            takes = reducers.takes
-            super().__init__(sink, PROTOCOL, lambda buffer: not takes(buffer))
+            takes, inherited = reducers.takes, cast("Any", super())
+            inherited.__init__(sink, PROTOCOL, buffer_callback=lambda buffer: not takes(buffer))
             self._reduce = reducers.reduce
             self._identity = reducers.identity
+            self.globals_ref: dict[int, Any] = {}
 
+    class Pickler(Reducing, cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) in _OVER_CONTAINERS or id(obj) in _BUILTINS:
                 return NotImplemented
             form = self._reduce(obj)
             return _named(obj, super().reducer_override(obj)) if form is NotImplemented else form
 
-    class Deep(_NamesDicts):
-        dispatch_table = _code_dispatch()
+    class Deep(Reducing, _NamesDicts):
         _cloud = cloudpickle.Pickler.reducer_override
         _function_reduce = cloudpickle.Pickler._function_reduce
         _dynamic_function_reduce = cloudpickle.Pickler._dynamic_function_reduce
         _function_getnewargs = cloudpickle.Pickler._function_getnewargs
-
-        def __init__(self, sink: _Sink, reducers: Reducers) -> None:
-            takes = reducers.takes
-            super().__init__(sink, PROTOCOL, buffer_callback=lambda buffer: not takes(buffer))
-            self._reduce = reducers.reduce
-            self._identity = reducers.identity
-            self.globals_ref: dict[int, Any] = {}
 
         def reducer_override(self, obj: Any) -> Any:
             form = self._reduce(obj)
@@ -507,12 +498,8 @@ def dump_code(value: object) -> bytes:
 
 def pickled_by_value() -> bool:
     """Return whether cloudpickle, or a framework's own copy of it, is the caller."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if "cloudpickle" in str(frame.f_globals.get("__name__")):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    stack = traceback.walk_stack(sys._getframe(2))
+    return any("cloudpickle" in str(frame.f_globals.get("__name__")) for frame, _ in stack)
 
 
 # -- codec ----------------------------------------------------------------------------------------
@@ -690,48 +677,16 @@ def decode_with(load: Callable[[], Any], python: str | None) -> Any:
         ) from error
 
 
-_PLAIN_CODES = frozenset(
-    {
-        "PROTO",
-        "FRAME",
-        "STOP",
-        "MARK",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "BINFLOAT",
-        "SHORT_BINUNICODE",
-        "BINUNICODE",
-        "EMPTY_LIST",
-        "APPEND",
-        "APPENDS",
-        "EMPTY_DICT",
-        "SETITEM",
-        "SETITEMS",
-        "MEMOIZE",
-        "BINPUT",
-        "BINGET",
-        "LONG_BINPUT",
-        "LONG_BINGET",
-    }
-)
-
-
 def plain_value(data: bytes) -> Any:
     """Return the value of a pickle that holds plain data only; nothing else is loaded.
 
     Raises:
         ValueError: the pickle holds anything that JSON would not give back as it is.
     """
-    import pickletools  # on use
-
-    if not all(code.name in _PLAIN_CODES for code, _, _ in pickletools.genops(data)):
-        raise ValueError("it holds more than plain data")
-    value = loads(data)
+    try:
+        [(value, _)] = load_trees((data,))  # names no class and no function
+    except pickle.UnpicklingError as error:
+        raise ValueError(f"it holds more than plain data: {error}") from None
     if not is_plain(value):
         raise ValueError("JSON would not give it back as it is")
     return value
@@ -845,25 +800,6 @@ def pickles(value: object) -> bool:
 # -- exceptions ----------------------------------------------------------------------------------
 
 
-class _Failure(NamedTuple):
-    """One exception of a chain: its pickle if it pickles, and a summary.
-
-    ``cause``, ``context`` and ``members`` (the exceptions of a group) are indices into the chain.
-    ``notes`` are the notes that were added to the exception.
-    """
-
-    pickled: bytes | None
-    python: str | None
-    type_name: str
-    message: str
-    traceback_text: str
-    cause: int | None
-    context: int | None
-    suppress: bool
-    members: tuple[int, ...]
-    notes: tuple[str, ...]
-
-
 def encode_error(error: BaseException, secrets: Secrets = NO_SECRETS) -> Encoded:
     """Encode an exception with its causes, contexts and group members, and theirs in turn.
 
@@ -873,26 +809,21 @@ def encode_error(error: BaseException, secrets: Secrets = NO_SECRETS) -> Encoded
     like credentials are masked, in the messages and in the attributes.
     """
     chain, index = linked_to(error, members)
-    failures = [_failure(each, index, secrets) for each in chain]
-    return Encoded(pickle.dumps([tuple(failure) for failure in failures], PROTOCOL))
+    facts = [_facts(each, index, secrets) for each in chain]
+    return Encoded(pickle.dumps(facts, PROTOCOL))
 
 
-def _failure(error: BaseException, index: dict[int, int], secrets: Secrets) -> _Failure:
+def _facts(error: BaseException, index: dict[int, int], secrets: Secrets) -> dict[str, Any]:
+    """Return the record of one exception of a chain: its pickle if it pickles, and a summary."""
     plain_group = type(error) in _GROUPS  # loading makes it again from its members
-    pickled, python = (None, None) if plain_group else _surviving(error, secrets)
     message = str(getattr(error, "message", "")) if plain_group else error_text(error)
-    return _Failure(
-        pickled,
-        python,
-        type_name=type(error).__qualname__,
-        message=secrets.cleaned_text(message),
-        traceback_text=traceback_text(error, secrets.cleaned_text),
-        cause=index.get(id(error.__cause__)),
-        context=index.get(id(error.__context__)),
-        suppress=error.__suppress_context__,
-        members=tuple(index[id(each)] for each in members(error)),
-        notes=tuple(map(secrets.cleaned_text, _notes(error))),
-    )
+    return {
+        **link_facts(error, index),
+        "pickled": (None, None) if plain_group else _surviving(error, secrets),
+        "message": secrets.cleaned_text(message),
+        "traceback": traceback_text(error, secrets.cleaned_text),
+        "notes": [*map(secrets.cleaned_text, _notes(error))],
+    }
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
@@ -941,29 +872,25 @@ def decode_error(
         from stepwise._values.exception_data import decode_raised  # on use
 
         return decode_raised(data, whole=whole)
-    failures = [_Failure(*fields) for fields in loads(data, stored=stored)]
-    revived: dict[int, BaseException] = {}
+    facts = loads(data, stored=stored)
+    made: dict[int, BaseException] = {}
 
     def revive(number: int) -> BaseException:
-        if number not in revived:
-            failure = failures[number]
-            inside = [revive(each) for each in failure.members]
-            revived[number] = error = _revive(failure, inside, stored=stored)
+        if number not in made:
+            fact = facts[number]
+            inside = [revive(each) for each in fact["members"]]
+            made[number] = error = _revive(fact, inside, stored=stored)
             # A group that was pickled whole brings its own members.
-            revived.update(zip(failure.members, members(error), strict=False))
-        return revived[number]
+            made.update(zip(fact["members"], members(error), strict=False))
+        return made[number]
 
-    for number in range(len(failures)):
+    for number in range(len(facts)):
         revive(number)
-    for number, failure in enumerate(failures):
-        links = {
-            "__cause__": None if failure.cause is None else revived[failure.cause],
-            "__context__": None if failure.context is None else revived[failure.context],
-            "__suppress_context__": failure.suppress,
-            **({"__notes__": list(failure.notes)} if failure.notes else {}),
-        }
-        for name, value in links.items():  # past a ``__setattr__`` that forbids it
-            BaseException.__setattr__(revived[number], name, value)
+    revived = [made[number] for number in range(len(facts))]
+    link(revived, facts)
+    for error, fact in zip(revived, facts, strict=True):
+        if fact["notes"]:
+            BaseException.__setattr__(error, "__notes__", fact["notes"])
     return revived[0]
 
 
@@ -975,28 +902,21 @@ def traceback_texts(data: bytes, form: str | None) -> list[str]:
     Raises:
         UnreadableValueError: this process loads no pickles.
     """
-    if form == JSON:
-        from stepwise._values.exception_data import tracebacks_in  # on use
-
-        return tracebacks_in(data)
-    return [_Failure(*fields).traceback_text for fields in loads(data)]
+    facts = json.loads(data) if form == JSON else loads(data)
+    return [fact["traceback"] for fact in facts]
 
 
-def _revive(failure: _Failure, members: list[BaseException], *, stored: bool) -> BaseException:
-    if failure.pickled is not None:
+def _revive(fact: Mapping[str, Any], inside: list[BaseException], *, stored: bool) -> BaseException:
+    pickled, python = fact["pickled"]
+    if pickled is not None:
         try:
-            found = decode(failure.pickled, failure.python, stored=stored)
-            return cast("BaseException", found)
+            return cast("BaseException", decode(pickled, python, stored=stored))
         except UnreadableValueError:
             pass  # its class is gone since; the summary still says what happened
     for group in _GROUPS:
-        if members and failure.type_name == group.__name__:
-            return cast("BaseException", group(failure.message, members))
-    return StepFailedError(
-        f"{failure.type_name}: {failure.message}",
-        type_name=failure.type_name,
-        traceback_text=failure.traceback_text,
-    )
+        if inside and fact["type"] == group.__name__:
+            return cast("BaseException", group(fact["message"], inside))
+    return summary_of(fact)
 
 
 def traceback_text(error: BaseException, mask: Callable[[str], str] = str) -> str:

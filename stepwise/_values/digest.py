@@ -1323,3 +1323,47 @@ def assigned_in(code: types.CodeType) -> frozenset[str]:
         if isinstance(inner, types.CodeType):
             names |= assigned_in(inner)
     return frozenset(names & set(code.co_freevars))
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+_OWN = "@"  # replaces the function's own name; no identifier equals it
+
+
+def shape_of(code: types.CodeType, own: str = "", inside: str = _OWN) -> tuple[Any, ...]:
+    """Return plain data that is equal for two functions that do the same.
+
+    Args:
+        code: the code of the function.
+        own: the name of the outermost function.
+        inside: the prefix of the qualified names of functions inside the function.
+    """
+    names = [
+        [_OWN if each == own and _calls_itself(code, own) else each for each in held]
+        for held in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    ]
+    counts = code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags
+    constants = [_constant(each, own, inside) for each in code.co_consts]
+    return code.co_code, getattr(code, "co_exceptiontable", b""), counts, names, constants
+
+
+def _calls_itself(code: types.CodeType, own: str) -> bool:
+    """Return whether a name means the function itself wherever the code uses that name.
+
+    The name does as a global or captured variable, but not as an attribute: ``client.search()``.
+    """
+    used = {each.opname for each in dis.get_instructions(code) if each.argval == own}
+    return all("GLOBAL" in each or "DEREF" in each or "CLOSURE" in each for each in used)
+
+
+def _constant(value: Any, own: str, inside: str) -> Any:
+    if isinstance(value, types.CodeType):
+        return value.co_name, shape_of(value, own, inside)
+    if isinstance(value, str) and value.startswith(inside):  # Python 3.10 keeps such names here
+        return _OWN, value.removeprefix(inside)
+    if isinstance(value, frozenset):  # its order differs between processes
+        return "frozenset", sorted(repr(_constant(each, own, inside)) for each in value)
+    if isinstance(value, tuple):
+        return "tuple", [_constant(each, own, inside) for each in value]
+    return repr(value)

@@ -26,11 +26,11 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from stepwise._runtime import messages
 from stepwise._runtime.limits import ran_out
-from stepwise._runtime.messages import Once, linked_to, members, notice
 from stepwise._values.comparison import alike, held_twice
 from stepwise._values.preview import NO_SECRETS, Secrets, error_text
-from stepwise.errors import StepFailedError, UnreadableValueError
+from stepwise.errors import UnreadableValueError
 
 # -- tagged json ----------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _LINKED = {"__cause__", "__context__", "__suppress_context__", "__traceback__"}
 # ``obj``: the object that lacks an attribute; Python sets it for the hint "did you mean".
 _NOT_FIELDS = frozenset({"__dict__", "__weakref__", "args", "obj", *_LINKED})
-_is_first = Once()
+_is_first = messages.Once()
 _OF_GROUPS = frozenset({"message", "exceptions"})
 
 
@@ -222,7 +222,7 @@ def encode_raised(
         secrets: masked in the exception's text and data, like anything that looks like a
             credential.
     """
-    chain, index = linked_to(error, _held)
+    chain, index = messages.linked_to(error, _held)
     texts = [traceback(each) for each in chain]
     facts = [_facts(each, index, text) for each, text in zip(chain, texts, strict=True)]
     _verify(chain, facts)
@@ -231,7 +231,7 @@ def encode_raised(
         fact.update(_facts(each, index, text, secrets), why=secrets.cleaned_text(fact["why"]))
     if why and then and _is_first((type(error), then)):
         # Not a warning: a warning turned into an error would match another ``except``.
-        notice(
+        messages.notice(
             f"the {type(error).__qualname__} that was raised cannot be recorded as data "
             f"(codec='json'): {why}. {then}. Raise an exception of a class that a module holds, "
             "whose arguments and attributes are plain data"
@@ -248,13 +248,13 @@ def decode_raised(data: bytes, *, whole: bool) -> BaseException:
     Raises:
         UnreadableValueError: the exception cannot be restored.
     """
-    revived = _Revived(json.loads(data))
-    return revived.of(0) if whole else revived.of_or_summary(0)
-
-
-def tracebacks_in(data: bytes) -> list[str]:
-    """Return the tracebacks of an exception that :func:`encode_raised` encoded and its links."""
-    return [each["traceback"] for each in json.loads(data)]
+    facts = json.loads(data)
+    revived = _Revived(facts)
+    if whole:
+        revived.of(0)
+    made = [revived.of_or_summary(number) for number in range(len(facts))]
+    messages.link(made, facts)
+    return made[0]
 
 
 # -- out -----------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def tracebacks_in(data: bytes) -> list[str]:
 
 def _held(error: BaseException) -> list[BaseException]:
     """Return the members of a group, and the exceptions among arguments and attributes."""
-    held = [*error.args, *vars(error).values(), *members(error)]
+    held = [*error.args, *vars(error).values(), *messages.members(error)]
     return [each for each in held if isinstance(each, BaseException)]
 
 
@@ -272,18 +272,14 @@ def _facts(
     traceback: str,
     secrets: Secrets | None = None,
 ) -> dict[str, Any]:
-    cls, inside = type(error), members(error)
+    cls, inside = type(error), messages.members(error)
     cleaned: Callable[[Any], Any] = (lambda it: it) if secrets is None else secrets.cleaned
     facts: dict[str, Any] = {
+        **messages.link_facts(error, index),
         "module": cls.__module__,
-        "type": cls.__qualname__,
         "message": cleaned(error_text(error)),
         "traceback": traceback,
         "why": "",
-        "cause": index.get(id(error.__cause__)),
-        "context": index.get(id(error.__context__)),
-        "suppress": error.__suppress_context__,
-        "members": [index[id(each)] for each in inside],
     }
 
     def written(what: str, value: Any) -> Any:
@@ -351,7 +347,7 @@ def _same(one: BaseException, other: BaseException) -> bool:
     if type(one) is not type(other) or error_text(one) != error_text(other):
         return False
     fields = _fields(type(one)).values()
-    parts = members(one) or one.args, members(other) or other.args
+    parts = messages.members(one) or one.args, messages.members(other) or other.args
     return (
         len(parts[0]) == len(parts[1])
         and all(map(_same_part, *parts))
@@ -377,45 +373,20 @@ class _Revived:
         self._facts = facts
         self._made: dict[int, BaseException | None] = {}
 
+    def of_or_summary(self, number: int) -> BaseException:
+        """Return an exception, or a summary of it."""
+        try:
+            return self.of(number)
+        except UnreadableValueError:
+            made = self._made[number] = messages.summary_of(self._facts[number])
+            return made
+
     def of(self, number: int) -> BaseException:
-        """Return the exception with its links.
+        """Return an exception without its links.
 
         Raises:
             UnreadableValueError: the exception cannot be restored.
         """
-        error = self._bare(number)
-        self._link()
-        return error
-
-    def of_or_summary(self, number: int) -> BaseException:
-        """Return the exception, or a summary of it, with its links."""
-        error = self._bare_or_summary(number)
-        self._link()
-        return error
-
-    def _bare_or_summary(self, number: int) -> BaseException:
-        try:
-            return self._bare(number)
-        except UnreadableValueError:
-            made = self._made[number] = _summary(self._facts[number])
-            return made
-
-    def _link(self) -> None:
-        """Set the causes and contexts of all restored exceptions, and restore these as well."""
-        linked: set[int] = set()
-        while waiting := self._made.keys() - linked:
-            for number in waiting:
-                linked.add(number)
-                error, facts = self._made[number], self._facts[number]
-                links = {
-                    f"__{name}__": self._bare_or_summary(facts[name])
-                    for name in ("cause", "context")
-                    if facts[name] is not None
-                }
-                for name, value in {**links, "__suppress_context__": facts["suppress"]}.items():
-                    BaseException.__setattr__(cast("BaseException", error), name, value)
-
-    def _bare(self, number: int) -> BaseException:
         if number in self._made:
             made = self._made[number]
             if made is None:
@@ -451,7 +422,7 @@ class _Revived:
             )
         arguments = [self._part(each) for each in facts["args"]]
         if facts["members"]:
-            arguments = [*arguments, [self._bare(each) for each in facts["members"]]]
+            arguments = [*arguments, [self.of(each) for each in facts["members"]]]
         base: Any = _builtin_base(cls)
         error: BaseException = base.__new__(cls, *arguments)
         base.__init__(error, *arguments)
@@ -465,7 +436,7 @@ class _Revived:
 
     def _part(self, written: Any) -> Any:
         if isinstance(written, dict) and written.get("$") == _ERROR:
-            return self._bare(written["is"])
+            return self.of(written["is"])
         return load_tagged(written)
 
 
@@ -475,11 +446,3 @@ def _builtin_base(cls: type) -> type:
     while getattr(builtins, base.__name__, None) is not base:
         base = base.__base__
     return cast("type", base)
-
-
-def _summary(facts: Mapping[str, Any]) -> StepFailedError:
-    return StepFailedError(
-        f"{facts['type']}: {facts['message']}",
-        type_name=facts["type"],
-        traceback_text=facts["traceback"],
-    )

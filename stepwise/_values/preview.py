@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from stepwise._values.trees import place_of
+from stepwise._values.trees import held_by, place_of
 from stepwise._values.unpickling import Data
 
 # -- preview --------------------------------------------------------------------------------------
@@ -60,6 +60,14 @@ class _Repr(reprlib.Repr):
         self.maxstring = text
         self.maxother = _TEXT
         self.maxlong = 40
+
+    def whole(self, x: Any, room: int = _ALL) -> str:
+        """Return the text of a value, masked as a whole, too; never raise."""
+        try:
+            text = self.repr1(x, self.maxlevel, room)
+            return text if self.mask is None else self.mask(text)  # also numbers and keys
+        except Exception as error:  # nested too deeply even for repr1's own handler
+            return f"<{type(error).__name__} in repr>"
 
     def repr1(self, x: Any, level: int, room: int = _ALL) -> str:
         """Return the text of a value.
@@ -119,7 +127,9 @@ class _Repr(reprlib.Repr):
         if names is not None:
             if level <= 0:
                 return f"{cls.__name__}(...)"
-            shown = [f"{n}={self.repr1(_field(x, n), level - 1)}" for n in names[:4]]
+            is_tuple = issubclass(cls, tuple)
+            held = dict(zip(names, tuple.__iter__(x), strict=False)) if is_tuple else held_by(x)
+            shown = [f"{n}={self.repr1(held.get(n, '?'), level - 1)}" for n in names[:4]]
             return f"{cls.__name__}({', '.join(shown + ['...'] * (len(names) > 4))})"
         if cls.__module__.partition(".")[0] in WITH_SHAPES and hasattr(x, "shape") and x.shape:
             return f"<{cls.__name__} {'x'.join(map(str, x.shape))}>"
@@ -149,12 +159,16 @@ class _Repr(reprlib.Repr):
             return "{...}"
         shown = []
         for key, item in itertools.islice(dict.items(x), _PAIRS):
-            text = f"{self.repr1(key, level - 1, room)}: {self.repr1(item, level - 1, room)}"
+            text = f"{self.repr1(key, level - 1, room)}: {self.item(key, item, level - 1, room)}"
             shown.append(text)
             room -= len(text)
             if room < 0:
                 break
         return f"{{{', '.join(shown + ['...'] * (dict.__len__(x) > _PAIRS))}}}"
+
+    def item(self, key: Any, item: Any, level: int, room: int) -> str:
+        """Return the text of an item of a dict."""
+        return self.repr1(item, level, room)
 
     def repr_bytes(self, x: bytes, level: int, room: int = _ALL) -> str:
         if len(x) > 40:
@@ -176,26 +190,6 @@ def shown_fields(cls: type) -> list[str] | None:
     if hasattr(cls, "__attrs_attrs__"):
         return [each.name for each in cls.__attrs_attrs__ if each.repr]
     return list(cls._fields) if issubclass(cls, tuple) and hasattr(cls, "_fields") else None
-
-
-def _field(x: Any, name: str) -> Any:
-    """Return an attribute without calling code of the object's class."""
-    if isinstance(x, tuple):
-        return tuple.__getitem__(x, type(x)._fields.index(name))  # type: ignore[attr-defined]
-    try:
-        held = object.__getattribute__(x, "__dict__")
-    except AttributeError:
-        held = {}
-    if name in held:
-        return held[name]
-    for base in type(x).__mro__:
-        slot = vars(base).get(name)
-        if isinstance(slot, types.MemberDescriptorType):
-            try:
-                return slot.__get__(x)
-            except AttributeError:
-                break
-    return "?"
 
 
 def _repr_of(cls: type) -> Any:
@@ -286,12 +280,11 @@ def preview(value: object, limit: int = 200, *, mask: Mask | None = None) -> str
         if mask is not None:
             short = _Repr(short.maxstring, mask)
         room = limit if mask is None else _ALL  # a mask may shorten its text
-        try:
-            text = short.repr1(value, short.maxlevel, room)
-            if mask is not None:
-                text = mask(text)  # also numbers and keys
-        except Exception as error:  # nested too deeply even for repr1's own handler
-            text = f"<{type(error).__name__} in repr>"
+        text = short.whole(value, room)
+    return _cut(text, limit)
+
+
+def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -324,12 +317,7 @@ class PlainPreview(_Repr):
 
     def of(self, value: object, limit: int = 200) -> str:
         """Return the text of a value, in at most ``limit`` characters; never raise."""
-        assert self.mask is not None
-        try:
-            text = self.mask(self.repr1(value, self.maxlevel))
-        except Exception as error:  # nested too deeply
-            text = f"<{type(error).__name__} in repr>"
-        return text if len(text) <= limit else text[: limit - 3] + "..."
+        return _cut(self.whole(value), limit)
 
     def repr1(self, x: Any, level: int, room: int = _ALL) -> str:
         """Return the text of a value."""
@@ -342,19 +330,12 @@ class PlainPreview(_Repr):
             return text
         if cls is str and len(x) > _LONGEST:
             return f"<a text of {len(x):,} characters>"
-        if cls is dict:
-            return self.repr_dict(x, level)
         return super().repr1(x, level, room)
 
-    def repr_dict(self, x: dict[Any, Any], level: int, room: int = _ALL) -> str:
-        """Return the text of a dict, without hidden values."""
-        if level <= 0 and x:
-            return "{...}"
-        shown = []
-        for key, item in itertools.islice(x.items(), _PAIRS):
-            hidden = self._instead(key, item) if type(key) is str else ""
-            shown.append(f"{self.repr1(key, level - 1)}: {hidden or self.repr1(item, level - 1)}")
-        return f"{{{', '.join(shown + ['...'] * (len(x) > _PAIRS))}}}"
+    def item(self, key: Any, item: Any, level: int, room: int) -> str:
+        """Return the text of an item of a dict, or the text in place of a hidden value."""
+        hidden = self._instead(key, item) if type(key) is str else ""
+        return hidden or self.repr1(item, level, room)
 
 
 _name_of_type = type.__dict__["__name__"].__get__
@@ -380,7 +361,7 @@ def short_repr(value: object) -> str:
         text = repr(value)
     except Exception:
         return f"<{type(value).__qualname__}>"
-    return text if len(text) <= _INNER_TEXT else text[: _INNER_TEXT - 3] + "..."
+    return _cut(text, _INNER_TEXT)
 
 
 def preview_arguments(
@@ -399,8 +380,7 @@ def preview_arguments(
     for name, value in arguments.items():
         text = instead(name, value) if instead is not None else None
         shown.append(f"{name}={preview(value, _TEXT, mask=mask) if text is None else text}")
-    text = ", ".join(shown)
-    return text if len(text) <= _ARGUMENTS else text[: _ARGUMENTS - 3] + "..."
+    return _cut(", ".join(shown), _ARGUMENTS)
 
 
 # -- secrets --------------------------------------------------------------------------------------

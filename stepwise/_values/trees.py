@@ -48,6 +48,7 @@ a hash of each view's bytes                    each byte of a matrix is hashed t
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import enum
 import functools
@@ -618,6 +619,15 @@ def dict_of(instance: object) -> dict[str, Any]:
     return found
 
 
+def held_by(instance: object) -> dict[str, Any]:
+    """Return the attributes of an instance, in slots first, without calling code of its class."""
+    cls: Any = type(instance)
+    held = slot_values(instance, slots_in(cls))
+    with contextlib.suppress(AttributeError):  # the class has slots only
+        held |= dict_of(instance)
+    return held
+
+
 _OFFSETS = {"__dictoffset__", "__vectorcalloffset__", "__weaklistoffset__"}
 """Members by which a class written in C declares its layout: addresses, not state."""
 
@@ -798,6 +808,8 @@ SHRINKING = frozenset({type(iter([])), type(iter(bytearray())), _BACKWARDS})
 def few(values: Collection[Any]) -> bool:
     """Return whether these are few small objects of plain data, or iterators over such objects.
 
+    Each iterator is one of the values, and nothing else holds it.
+
     Any pickler handles such objects, and none of them is worth a reference.
     """
     waiting: list[Collection[Any]] = [values]
@@ -815,6 +827,8 @@ def few(values: Collection[Any]) -> bool:
                 continue
             if cls in _LEAVES:
                 size += len(value)
+            elif cls in ITERATORS and (inside is not values or id(value) in met):
+                return False
             elif id(value) not in met:
                 met.add(id(value))
                 held = _held_in(value, cls)
@@ -874,22 +888,6 @@ class Watch:
     hash of its bytes, a view by the array under it and its form.
     """
 
-    __slots__ = (
-        "_arrays",
-        "_attributes",
-        "_contents",
-        "_counts",
-        "_dicts",
-        "_inside",
-        "_lengths",
-        "_others",
-        "_owners",
-        "_shown",
-        "_sized",
-        "_values",
-        "_views",
-    )
-
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         mutable = [each for each in nodes if changes(each)]
         try:
@@ -918,7 +916,7 @@ class Watch:
 
     def extend(self, other: Watch) -> None:
         """Watch the objects of another watch as well."""
-        for name in self.__slots__:
+        for name in vars(self):
             getattr(self, name).extend(getattr(other, name))
 
     def holds(self) -> bool:

@@ -72,7 +72,7 @@ from stepwise._rewrite import Points
 from stepwise._runtime import asyncio_state, settings, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import fold, kernel_shell, notice, reports, shell_word, warn
+from stepwise._runtime.messages import count, fold, kernel_shell, notice, reports, shell_word, warn
 from stepwise._values import digest as _digest
 from stepwise._values.codec import Codec
 from stepwise._values.digest import dotted
@@ -669,7 +669,7 @@ def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFac
     parent = call.parent
     callee, workflow = call.callee, call.callee.workflow
     bound, secret = callee.bound, callee.secret
-    payload, form = record_inputs(
+    payload, form, made = record_inputs(
         Codec(call.codec), workflow.function, bound, callee.method, callee.instance, secret
     )
     command, cwd = process_command(secrets.mask) if parent is None else ((), "")
@@ -688,6 +688,7 @@ def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFac
         hidden=" ".join(callee.hiding.names(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
         tags={name: secrets.mask(text) for name, text in callee.tags},
+        made=made,
     )
     facts = facts_at_start(call.run_id, started)._replace(
         label=workflow.label,
@@ -1496,9 +1497,9 @@ class TopLevel(WorkflowCall):
                 waits()
             if not is_told and time.monotonic() - began >= _TELL_OF_TURN:
                 is_told = True
-                others = f"{most} runs" if most > 1 else "another run"
                 notice(
-                    f"{self.run_id}: waits for its turn, since {others} of {name} may be executed"
+                    f"{self.run_id}: waits for its turn, since at most {count(most, 'run')} of "
+                    f"{name} may be executed at once"
                 )
 
         permit = ask_for_run(place, name, most, self.run_id, bell.ring)

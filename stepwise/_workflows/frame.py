@@ -85,6 +85,9 @@ if TYPE_CHECKING:
 
 
 _ATOMS = (str, bytes, int, float, bool, type(None))
+# Names of the module, since an attribute of a class takes ten times as long to read.
+_NOTHING, _UNSURE, _PERHAPS = Reach.NOTHING, Reach.UNSURE, Reach.PERHAPS
+_STEP, _WAIT = Reach.STEP, Reach.WAIT
 
 
 class Remade(NamedTuple):
@@ -975,7 +978,8 @@ class WorkflowFrame(rewrite.Frame):
         tells = self.wanted  # an event is for due checkpoints only
         if active.stopped is not None or not self._wants(number, values):
             # A thread may have swallowed the stop of the run: nothing after it counts.
-            self.due = self.wanted and active.stopped is None
+            if self._due:
+                self.due = self.wanted and active.stopped is None
             values.clear()
             return
         began = time.perf_counter()
@@ -1041,25 +1045,25 @@ class WorkflowFrame(rewrite.Frame):
             outlook = self.outlooks[number] = Outlook(ahead, values, rewritten, self.entered)
         reach, self.drawn = outlook.reach, before or outlook.drawn
         self.guesses, seen, new = False, number in self.seen, number not in self.tried
-        if reach > Reach.UNSURE:
+        if reach > _UNSURE:
             self.asked = number
             self.tried.add(number)
-        if self.wanted or reach is Reach.WAIT:  # another process may continue after a wait
-            if reach is Reach.NOTHING and not (ahead.ends or ahead.escapes):
+        if self.wanted or reach is _WAIT:  # another process may continue after a wait
+            if reach is _NOTHING and not (ahead.ends or ahead.escapes):
                 return not self.drawn  # else a second one would follow
-            if reach is not Reach.PERHAPS or seen or new:
+            if reach is not _PERHAPS or seen or new:
                 return True
-        elif reach <= Reach.UNSURE or (reach is Reach.STEP and self.every > 1 and not seen):
-            self.asking[number] = False
+        elif reach <= _UNSURE or (reach is _STEP and self.every > 1 and not seen):
+            self.asking[number] = self.asks[number] = False
             return False
         elif not before:  # the executed statements produce the same values again
             return False
-        elif (seen or reach >= Reach.STEP) and not self.active.pool:
+        elif (seen or reach >= _STEP) and not self.active.pool:
             return True
         elapsed = time.perf_counter() - self.started
         self.guesses = self.guessed + self.last <= max(_ALLOWED, _GUESSES * elapsed)
         if not self.guesses:
-            self.asking[number] = False
+            self.asking[number] = self.asks[number] = False
             self.refused.add(number)  # until the next step is done
         return self.guesses
 
@@ -1341,13 +1345,13 @@ def state_of(
             arguments,
             PYTHON,
             time.time(),
+            round(progress.seconds, 3),
+            dict(progress.usage),
             {},
             (),
             sorted(map(list, active.subjects.state)) if active.subjects.state else (),
             active.subjects.last,
             None,
-            round(progress.seconds, 3),
-            dict(progress.usage),
             active.inbox.kept(),
             active.steering.told is not None,
             active.emissions.state() if active.emissions is not None else (),

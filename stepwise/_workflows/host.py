@@ -16,6 +16,7 @@ same call.
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -273,7 +274,7 @@ class HostedRun(OpenedRun):
     def attempt(self) -> Iterator[None]:
         """Execute an attempt of the body; tasks of a failed attempt make no more calls."""
         active = self.active
-        scope = Scope(active, inner=[])
+        scope = Scope(active)
         token = scope_variable.set(scope)
         try:
             yield
@@ -346,7 +347,8 @@ async def call(
     scope = current_scope()
     assert scope is not None
     if branch:
-        scope = scope._replace(branch=branch)
+        scope = copy.copy(scope)
+        scope.branch = branch
     core = step.core(scope, args, kwargs, instance, asks_first=only_recorded)
     operation = start(core)
     if only_recorded and not isinstance(operation, Result):

@@ -26,6 +26,7 @@ from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
 from stepwise._execution.outcomes import ABOUT
 from stepwise._execution.process_memory import known_workflow
+from stepwise._identity.following import versions_of
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
 from stepwise._journal.journal import (
@@ -282,9 +283,17 @@ class _Examined:
             parameters.bind(args if instance is None else (instance, *args), kwargs)
         except TypeError as error:
             return f"its recorded call does not fit any more: {error}"
-        self.unknown += [f"{_CALL}, which makes {each} anew" for each in loadable.reshaped]
+        self._look_at_classes(loadable, start[0].made)
         is_plain = not (method or self.unknown or parameters.is_computed) and loadable.is_plain
         return self._why_another(BoundCall(self.definition, None, args, kwargs)) if is_plain else ""
+
+    def _look_at_classes(self, loadable: Loadable, made: Mapping[str, str]) -> None:
+        """Note the classes of arguments that may make other instances than they did."""
+        recorded = {name.replace("__main__.", f"{self.main}.", 1): made[name] for name in made}
+        now = versions_of(loadable.made.values())
+        for name in loadable.made:
+            if not now.get(name) or now[name] != recorded.get(name):
+                self.unknown.append(f"{_CALL}, which makes {name} anew")
 
     def _inputs(
         self, loadable: Loadable, payload: bytes, form: str

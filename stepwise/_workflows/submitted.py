@@ -184,7 +184,8 @@ def _append(call: Invocation, seal: Any, epoch: int, due: float, *, limited: boo
             f"recorded arguments: {error}",
             type_name="",
         ) from error
-    journal = journals.Journal(call.store, seal, call.run_id, epoch, fsync=call.fsync)
+    store, fsync = call.store, call.fsync
+    journal = journals.Journal(store, seal, call.run_id, epoch, fsync=fsync, marks=False)
     if call.explicit:
         journal.load()  # an empty run, or an error that names the loss
     waits = [RunWait(0, "start", "", due, started.at)]

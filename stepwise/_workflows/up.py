@@ -53,7 +53,7 @@ import threading
 import time
 import types
 import urllib.parse
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
@@ -71,6 +71,7 @@ from stepwise._journal.lease import Lease, describe_owner, supervisor_name
 from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
+from stepwise._runs.retention import Retention
 from stepwise._runs.run import Run
 from stepwise._runs.steps import error_line
 from stepwise._runtime import clock, settings
@@ -892,7 +893,10 @@ _SWEPT = 20  # inboxes that are looked into at each scan, since a ring may be lo
 _NAMED = 20  # runs of unknown workflows that are named, beside the first of each workflow
 _OWN_TASK = 60.0  # seconds for the task of a submitted run to begin it
 _LONGEST = 300.0  # seconds after a death, at most
-Kind = Literal["ready", "begun", "ended", "left", "changed", "draining", "problem", "schedule"]
+_RETENTION = 1.0  # seconds for deletions in each store, with ``once``
+Kind = Literal[
+    "ready", "begun", "ended", "left", "changed", "draining", "problem", "pruned", "schedule"
+]
 Key = tuple[str, str]
 
 
@@ -1014,8 +1018,14 @@ class Supervisor:
 
     Args:
         stores: the stores to look for unfinished runs in.
-        report: called with each :class:`Happening`.
+        report: called with each :class:`Happening`; by several threads.
         output: where the runs print.
+
+    Attributes:
+        ends: the status of each run that was executed, by run id.
+        deaths: how often the process of a run was found dead, by workflow.
+        looked: when the supervisor last looked for due runs, by the monotonic clock.
+        most: how many runs are executed at the same time, at most.
     """
 
     def __init__(
@@ -1031,6 +1041,7 @@ class Supervisor:
             for backlog in self._backlogs.values()
             for names in {names_of(each.definition) for each in known_workflows()}
         ]
+        self._behind = _behind()  # fixed, so that the order of moments stays
         self._draws: list[float] = []  # moments, by the monotonic clock, of looks at the queues
         self._terms, self._report = terms, report
         self._bells: dict[str, Bell] = {}
@@ -1060,6 +1071,13 @@ class Supervisor:
         self._by_ctrl_c = False
         self._horizon = math.inf
         self._failed = 0
+        self._noted = math.inf
+        self._died: dict[Key, float] = {}
+        self.ends: dict[str, str] = {}
+        self.deaths: Counter[str] = Counter()
+        self.looked, self.most = time.monotonic(), terms.most
+        stores = [each.store for each in self._backlogs.values()]
+        self.retention = Retention(stores, lambda what: self._say("pruned", None, what))
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -1073,6 +1091,11 @@ class Supervisor:
         self._news.put(None)
 
     @property
+    def is_stopped(self) -> bool:
+        """True if the supervisor begins no further run."""
+        return self._is_ending
+
+    @property
     def is_stopped_twice(self) -> bool:
         """True if the supervisor no longer waits for anything."""
         return self._stops > 1
@@ -1081,6 +1104,26 @@ class Supervisor:
     def is_executing(self) -> bool:
         """True if runs are still in progress that did not reach a safe point in time."""
         return bool(self._jobs)
+
+    @property
+    def slots_in_use(self) -> int:
+        """How many runs are being executed."""
+        return len(self._jobs)
+
+    def note_due(self, at: float) -> None:
+        """Note a moment, in seconds since 1970, at which this command should run again."""
+        self._noted = min(self._noted, at)
+
+    @property
+    def wake(self) -> float | None:
+        """When the next start is due, in seconds since 1970; ``None`` if nothing waits for a time.
+
+        Runs that other processes execute are not considered.
+        """
+        at = min([self._noted, *(plan.at for plan in self._plans.values())])
+        if not self._terms.only:
+            at = min(at, self._timetable.next)
+        return None if math.isinf(at) else at
 
     @property
     def exit_code(self) -> int:
@@ -1114,9 +1157,13 @@ class Supervisor:
             now, plans = clock.now(), self._plans.values()
             waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
             due = count(len(plans) - waiting, "run")
-            self._say("ready", None, f"{due} to continue, {waiting} waiting")
+            more = "at least " if any(each.has_more for each in self._queues) else ""
+            self._say("ready", None, f"{more}{due} to continue, {waiting} waiting")
+            if not self._terms.once:
+                self.retention.begin()
         scanned, behind = time.monotonic(), _behind()
         while not self._is_ending:
+            self.looked = time.monotonic()
             self._begin_scheduled()
             self._begin_due()
             is_due = any(plan.at <= self._horizon for plan in self._plans.values())
@@ -1136,13 +1183,23 @@ class Supervisor:
                 if self._draws and time.monotonic() >= self._draws[0]:
                     del self._draws[0]
                     self._draw()
+        self._end()
+
+    def _end(self) -> None:
+        """End in order: first what others may take over."""
         for _, turn in self._asked.values():
             turn.desk.leave(turn)
         for url in self._backlogs:
             self._withdraw(url)
         self._drain()
+        for job in self._jobs.values():
+            self.note_due(clock.now())
+            self.ends[job.run.facts.run_id] = "crashed"
         if self._terms.once:
             self._tell_of_others()
+            if not (self._is_ending or self._terms.only):
+                self.retention.work(_RETENTION)
+        self.retention.end()
 
     def _forget_plans(self) -> None:
         """Forget when runs continue; the next scan plans all of them."""
@@ -1200,10 +1257,11 @@ class Supervisor:
             there = {run.key for run in found}
             there |= {key for key, left in self._left.items() if left.run.facts.is_submitted}
             there |= {key for each in self._queues for key in each.planned}
-            for known in (self._plans, self._left, self._faults):
+            for known in (self._plans, self._left, self._faults, self._died):
                 for key in [key for key in known if key[0] == url and key not in there]:
                     del known[key]
         self._draw()
+        self._draws = [time.monotonic() + _DRAW_AGAIN]  # a ring before this look may cover others
         self._sweep()
 
     def _draw(self) -> None:
@@ -1364,6 +1422,9 @@ class Supervisor:
 
     def _plan_after_death(self, run: handles.UnfinishedRun, code: str) -> None:
         deaths = deaths_of(*run, code)
+        if deaths.attempts and self._died.get(run.key) != deaths.at:
+            self._died[run.key] = deaths.at
+            self.deaths[run.facts.workflow] += 1
         if self._terms.only:
             self._plan(_Plan(run, clock.now()))
         elif deaths.are_deadly:
@@ -1450,8 +1511,12 @@ class Supervisor:
             if plan is None or plan.at != at or key in self._jobs or self._is_held(plan):
                 continue
             del self._plans[key]
-            if self._is_still_next(plan.run) and not self._is_left_to_another_version(plan.run):
+            if self._is_ours(plan.run):
                 self._begin(plan)
+
+    def _is_ours(self, run: UnfinishedRun) -> bool:
+        """Return whether to begin a run whose moment has come."""
+        return self._is_still_next(run) and not self._is_left_to_another_version(run)
 
     def _is_held(self, plan: _Plan) -> bool:
         """Ask for the turn of a run whose workflow has ``concurrent=``; return whether it waits."""
@@ -1467,9 +1532,9 @@ class Supervisor:
             self._held.append(plan)
             return True
         del self._plans[key]
-        waited = max(0.0, clock.now() - plan.at)
+        since = plan.at + self._behind
         place, ring = (run.store, run.seal), functools.partial(self._news.put, None)
-        turn = ask_for_run(place, workflow.full_name, most, run.facts.run_id, ring, waited)
+        turn = ask_for_run(place, workflow.full_name, most, run.facts.run_id, ring, since)
         self._asked[key] = plan, turn
         return True
 
@@ -1485,7 +1550,7 @@ class Supervisor:
             elif len(self._jobs) >= self._terms.most:  # others took the places here meanwhile
                 turn.desk.leave(turn)
                 self._plan(plan)
-            elif self._is_still_next(plan.run) and not self._is_left_to_another_version(plan.run):
+            elif self._is_ours(plan.run):
                 self._begin(plan, turn)
             else:
                 turn.desk.leave(turn)
@@ -1500,10 +1565,10 @@ class Supervisor:
             return True
         backlog = self._backlogs[run.store.url]
         line = next((each for each in self._queues if each.planned.pop(run.key, None)), None)
-        if line is not None and line.has_more and len(line.planned) < self._terms.most:
-            self._refill(line)
         # The execution reports an error.
         with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
+            if line is not None and line.has_more and len(line.planned) < self._terms.most:
+                self._refill(line)
             return backlog.look_at(run.facts.run_id) == run
         return True
 
@@ -1569,6 +1634,7 @@ class Supervisor:
         backlog = self._backlogs[run.store.url]
         now = backlog.look_at(run.facts.run_id)
         status = run.run.status if now is None else now.facts.status
+        self.ends[run.facts.run_id] = "crashed" if status == "running" else status
         waits = now is not None and status == "suspended" and now.facts != run.facts
         if now is None or waits:
             self._faults.pop(run.key, None)
@@ -1583,7 +1649,10 @@ class Supervisor:
             why = "its process died" if error is None else error_text(error)
             detail = "it goes on at the next start" if self._is_ending else why
             self._say("ended", run, detail, status="crashed")
-        if now is None or self._is_ending:
+        if now is None:
+            return
+        if self._is_ending:
+            self.note_due(now.until if waits else clock.now())
             return
         if waits and now.facts.waits == run.facts.waits:  # the run was woken in vain
             self._plan(_Plan(now, max(clock.now() + 1.0, now.until)))

@@ -462,8 +462,8 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             with ``stepwise.runs(tags=...)``.  Tags hold no secrets, and do not distinguish runs.
         timeout: seconds that a run may take since it began, waits and downtime included.  Then the
             run unwinds, its clean-up code runs, and it fails with :class:`RunTimeoutError`.
-        concurrent: how many runs may be executed at once, by all processes of the store; a call
-            waits for its turn.  Child runs do not count, and suspended runs do not meanwhile.
+        concurrent: how many runs are executed at once, by all processes and machines of the store;
+            a call waits for its turn.  Child runs and suspended runs do not count.
         budget: what a run may spend: a :class:`stepwise.Budget`.
         every: the instants at which ``stepwise up`` begins a run: a cron expression (with the extra
             ``schedules``), or a timedelta, counted from 1970-01-01 00:00 UTC on.

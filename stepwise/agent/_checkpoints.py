@@ -301,9 +301,9 @@ class CheckpointStore:
             if not self.validate(checkpoint):
                 return None
             checkpoint.checksum = _Computed(checkpoint.checksum)
-            return checkpoint, place and host.State(**place)
+            return checkpoint, place and host.State(*place)
         checksum = hashlib.sha256(payload).hexdigest()
-        return Checkpoint(**{**facts, "checksum": checksum}), place and host.State(**place)
+        return Checkpoint(**{**facts, "checksum": checksum}), place and host.State(*place)
 
     def _newest_first(self, run_id: str) -> Iterator[tuple[Checkpoint, host.State | None]]:
         for name in reversed(self._names(run_id)):

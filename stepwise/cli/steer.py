@@ -252,6 +252,9 @@ def cancel(run_id: str, *, reason: str, as_json: bool) -> None:
     if as_json:
         cli.echo_json({**cli.id_and_status(run), "reason": reason})
         return
+    if run.status == "cancelled":
+        cli.say(f"{run.id} is cancelled: it had not begun")
+        return
     cli.say(f"{run.id} is to be cancelled")
     cli.say_next(run, waited_for=True)
 

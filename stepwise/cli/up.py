@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import math
 import os
 import shlex
 import signal
@@ -18,7 +20,7 @@ from stepwise import Run
 from stepwise._display.terminal import Word
 from stepwise._runs.housekeeping import hand_down
 from stepwise._runs.starting import start_command
-from stepwise._workflows.up import Happening, RunOutput, Supervisor, Terms, stores_for
+from stepwise._workflows.up import Engine, Happening, RunOutput, Supervisor, Terms, stores_for
 from stepwise.cli import _command as cli
 from stepwise.cli._modules import import_modules
 
@@ -57,9 +59,15 @@ _HERE, _ON_CLUSTER = 8, 1000  # runs that are executed at the same time
 )
 @click.option(
     "--ray",
-    "address",
+    "cluster",
     metavar="ADDRESS",
     help="Let the Ray cluster there execute the runs: HOST:PORT, or auto for that of this machine.",
+)
+@click.option(
+    "--metrics",
+    "address",
+    metavar="[HOST:]PORT",
+    help="Serve /metrics for Prometheus, /healthz and /readyz; to this machine by default.",
 )
 def up(
     modules: tuple[str, ...],
@@ -69,6 +77,7 @@ def up(
     until_edited: bool,
     only: tuple[str, ...],
     logs: str,
+    cluster: str | None,
     address: str | None,
     as_json: bool,
 ) -> None:
@@ -86,7 +95,8 @@ def up(
     manager starts it again.
 
     With --once, the exit code is 1 if a run failed or stopped.  With --json, each line is one
-    event, and what runs print goes to stderr.
+    event, and what runs print goes to stderr.  With both, the last line says what was continued,
+    what was left, and when to start this command again.
     """
     with RunOutput(os.path.abspath(logs) if logs else "") as output:
         url = cli.chosen_store()
@@ -95,12 +105,7 @@ def up(
             stepwise.configure(store=url)  # the command line has precedence
         show = _Reporter(modules, url, as_json=as_json, logs=logs, out=output.terminal)
         stores = stores_for(modules)
-        engine = None
-        if address is not None:
-            from stepwise.integrations.ray import RayEngine  # on use: few have Ray
-
-            engine = RayEngine(address, modules, os.path.abspath(logs) if logs else "")
-            engine.check(stores)
+        engine = _cluster(cluster, modules, logs, stores) if cluster is not None else None
         terms = Terms(
             most=most or (_ON_CLUSTER if engine else _HERE),
             once=once,
@@ -111,14 +116,36 @@ def up(
             until_edited=until_edited,
         )
         supervisor = Supervisor(stores, terms, show.report, output)
+        if address is not None:
+            _serve(address, stores, supervisor)
         _stopped_by_signals(supervisor)
         supervisor.run()
-        code = supervisor.exit_code
+        if once and as_json:
+            show.sum_up(supervisor)
+    _exit(supervisor)
+
+
+def _exit(supervisor: Supervisor) -> None:
     if supervisor.is_executing:  # threads of unfinished runs would keep the process alive
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+        os._exit(supervisor.exit_code)
+    sys.exit(supervisor.exit_code)
+
+
+def _serve(address: str, stores: Sequence[Any], supervisor: Supervisor) -> None:
+    from stepwise.integrations.prometheus import serve  # on use: few ask for it
+
+    at = serve(address, stores, supervisor)
+    cli.note(f"up: metrics at {at}/metrics, health at /healthz and /readyz")
+
+
+def _cluster(address: str, modules: Sequence[str], logs: str, stores: Sequence[Any]) -> Engine:
+    from stepwise.integrations.ray import RayEngine  # on use: few have Ray
+
+    engine = RayEngine(address, modules, os.path.abspath(logs) if logs else "")
+    engine.check(stores)
+    return engine
 
 
 # -- signals ---------------------------------------------------------------------------------------
@@ -157,12 +184,28 @@ class _Reporter:
     ) -> None:
         self._as_json, self._out, self._quiet = as_json, out, not logs
         self._modules = ", ".join(modules)
+        self._left: dict[str, dict[str, Any]] = {}
         self._words = [
             *(("--json",) if as_json else ()),
             *(("--logs", logs) if logs else ()),
             *(("--store", hand_down(url)) if url is not None else ()),
             *modules,
         ]
+
+    def sum_up(self, supervisor: Supervisor) -> None:
+        """Print what was done, what was left and why, and when to start again, as the last line."""
+        at, wake = supervisor.wake, None
+        if at is not None:
+            moment = dt.datetime.fromtimestamp(math.ceil(at)).astimezone()
+            wake = {"at": moment.isoformat(), "seconds": max(0, math.ceil(at - time.time()))}
+        line = {
+            "event": "done",
+            "continued": [{"id": each, "status": end} for each, end in supervisor.ends.items()],
+            "left": list(self._left.values()),
+            "wake": wake,
+            "exit_code": supervisor.exit_code,
+        }
+        click.echo(json.dumps(line), file=self._out)
 
     def alone(self, run: Run) -> tuple[str, ...]:
         """Return the command that executes one run in a separate process."""
@@ -195,14 +238,14 @@ class _Reporter:
     def _put_json(self, what: Happening) -> None:
         run = what.run
         facts = {} if run is None else {"id": run.id, "workflow": run.workflow}
-        line = {
-            "event": what.kind,
-            **facts,
+        said = {
             "status": what.status or None,
             "detail": what.detail or None,
             "command": list(what.command) or None,
-            "at": time.time(),
         }
+        if run is not None and what.kind in ("left", "problem"):
+            self._left[run.id] = {**facts, **said}
+        line = {"event": what.kind, **facts, **said, "at": time.time()}
         click.echo(json.dumps(line), file=self._out)
 
 

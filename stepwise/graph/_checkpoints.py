@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Any, Literal, get_origin, get_type_hints
 from uuid import uuid4
 
 from stepwise._runtime.facts import public
@@ -137,13 +137,15 @@ class GraphCheckpoint:
         missing = [name for name in ("id", "run_id") if name not in given]
         if missing:
             raise ConfigurationError(f"a checkpoint of a graph needs {' and '.join(missing)}")
-        for name, kinds in _KINDS.items():
-            if name in given and not isinstance(given[name], kinds):
-                raise ConfigurationError(f"{name} of a checkpoint cannot be {given[name]!r}")
         try:
             given["executor_type"] = ExecutorType(given.get("executor_type", ExecutorType.GRAPH))
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
+        kinds = get_type_hints(cls)
+        for name, value in given.items():
+            container = get_origin(kinds[name])
+            if not isinstance(value, container if container in (dict, list) else kinds[name]):
+                raise ConfigurationError(f"{name} of a checkpoint cannot be {value!r}")
         return cls(**given)
 
     @classmethod
@@ -166,22 +168,6 @@ class GraphCheckpoint:
             "execution_path": self.execution_path,
             "resume_from": self.next_node_id or self.node_id,
         }
-
-
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "id": str,
-    "run_id": str,
-    "created_at": str,
-    "current_node_id": (str, type(None)),
-    "current_step_id": (str, type(None)),
-    "next_node_id": (str, type(None)),
-    "memory_snapshot": dict,
-    "execution_path": list,
-    "step_number": int,
-    "total_tokens": int,
-    "total_latency_ms": int,
-    "context": dict,
-}
 
 
 class CheckpointManager:

@@ -38,16 +38,6 @@ from stepwise._values import codec
 from stepwise._values import digest as _digest
 from stepwise._values.preview import NO_SECRETS, error_text
 from stepwise._workflows import host
-from stepwise._workflows.host import (
-    DamagedError,
-    HeldParts,
-    HostedRun,
-    HostProgram,
-    HostStore,
-    Recall,
-    ShownValue,
-    Step,
-)
 from stepwise.graph._checkpoints import CheckpointManager, ExecutorType, now
 from stepwise.graph._model import ExecutionResult, Graph, Memory, Node
 
@@ -221,21 +211,21 @@ class _Visit:
         return Attempts(node.retries, node.retry_on, node.backoff, f"node {node.id!r}")
 
 
-class _NodeStep(Step):
+class _NodeStep(host.Step):
     """The step of a node: a listing shows what the node wrote, or how it failed.
 
     Attributes:
         run: the run that makes the step.
     """
 
-    run: HostedRun | None = None
+    run: host.HostedRun | None = None
     is_plain = True
     has_siblings = False  # another execution, earlier or parallel, is another run
 
-    def shown_value(self, value: Written) -> ShownValue | None:
+    def shown_value(self, value: Written) -> host.ShownValue | None:
         """Return what the node wrote, or its error, on one line."""
         shown = value["error"] or value["set"]
-        return ShownValue(self.run.codec.secrets.preview(shown), {}) if self.run else None
+        return host.ShownValue(self.run.codec.secrets.preview(shown), {}) if self.run else None
 
 
 class Visits:
@@ -250,15 +240,15 @@ class Visits:
         retries: how many attempts followed failed ones, by node.
     """
 
-    def __init__(self, graph: Graph, goal: Any, runtime: Any, run: HostedRun | None) -> None:
+    def __init__(self, graph: Graph, goal: Any, runtime: Any, run: host.HostedRun | None) -> None:
         self.retries: dict[str, int] = {}
         self._graph, self._goal, self._runtime = graph, goal, runtime
         self._run = run
         self._open: dict[str, _Visit] = {}
-        self._steps: dict[str, Step] = {}
+        self._steps: dict[str, host.Step] = {}
         self._pattern = _NodeStep(self._execute, kind="step")
         self._pattern.run = run
-        self._answers: dict[str, Step] = {}
+        self._answers: dict[str, host.Step] = {}
         if run is not None and not run.is_new:  # the versions of completed nodes are compared
             for node in graph.nodes:
                 self._step_of(node.id)
@@ -313,7 +303,7 @@ class Visits:
             # Each attempt numbers its calls from 1, as if another process made the attempt.
             self._run.count_anew(token.key)
 
-    def _step_of(self, node_id: str) -> Step:
+    def _step_of(self, node_id: str) -> host.Step:
         """Return the step of a node; all nodes share one function, which is examined once."""
         step = copy.copy(self._pattern)
         step.name, step.coded_by = node_id, self._node(node_id).function
@@ -436,7 +426,7 @@ class Visits:
             step = self._answers.get(node.id)
             if step is None:
                 name = f"{node.id}: answer"
-                step = self._answers[node.id] = Step(self._answered, kind="step", name=name)
+                step = self._answers[node.id] = host.Step(self._answered, kind="step", name=name)
             record: Written | None = await host.call(
                 step, (token.key,), only_recorded=answer is None
             )
@@ -457,7 +447,7 @@ class Visits:
         if self._run is None:
             return make()
         self._make = make  # a captured variable would be part of the call
-        step = Step(self._began_with, kind="step", name="began_with")
+        step = host.Step(self._began_with, kind="step", name="began_with")
         return await host.call(step, ())
 
     def _began_with(self) -> Any:
@@ -817,13 +807,13 @@ class Execution:
             walk.begin(self.beginning())
             return await result_of(walk, walk.run())
         run = self._open(self.manager)
-        if isinstance(run, Recall):
+        if isinstance(run, host.Recall):
             result = ExecutionResult(**run.value)
         else:
             result = await _RecordedWalk(self, run, self.manager).execute()
         if result.status == "completed" and not self.session.get("run_id"):
             host.count_completed(self.manager.storage, result.run_id)
-        if self.answer is not None and not self.answer.used and not isinstance(run, Recall):
+        if self.answer is not None and not self.answer.used and not isinstance(run, host.Recall):
             notice(
                 f"{result.run_id}: that pause was answered before, and the first answer counts; "
                 "check paused_at before you answer"
@@ -838,13 +828,13 @@ class Execution:
 
     # -- which run -------------------------------------------------------------------------------
 
-    def _open(self, manager: CheckpointManager) -> Recall | HostedRun:
+    def _open(self, manager: CheckpointManager) -> host.Recall | host.HostedRun:
         digest = digest_of(self.goal, self.data)
-        graph, parts = self.graph, HeldParts(self._functions(), set(self.graph.ignore))
+        graph, parts = self.graph, host.HeldParts(self._functions(), set(self.graph.ignore))
         function = next((n.function for n in graph.nodes if n.function is not None), None)
         module = getattr(function, "__module__", None) or __name__
         program = host.program_of(Execution.run, graph.name, module=module, code=graph.fingerprint)
-        store = HostStore(manager.storage)
+        store = host.HostStore(manager.storage)
         run_id = given = self.session.get("run_id", "")
         if not given:
             run_id = _derived(store, program, parts, digest)
@@ -873,7 +863,9 @@ class Execution:
         return {where: function for where, function in functions.items() if function is not None}
 
 
-def _derived(store: HostStore, program: HostProgram, parts: HeldParts, digest: str) -> str:
+def _derived(
+    store: host.HostStore, program: host.HostProgram, parts: host.HeldParts, digest: str
+) -> str:
     """Return the id of a run: the first id of this input that was not handed out here.
 
     The id is derived from the graph's name and the input.  If that run belongs to a graph whose
@@ -894,7 +886,7 @@ def _derived(store: HostStore, program: HostProgram, parts: HeldParts, digest: s
 
 
 def _known(
-    store: HostStore, program: HostProgram, parts: HeldParts, ids: Sequence[str]
+    store: host.HostStore, program: host.HostProgram, parts: host.HeldParts, ids: Sequence[str]
 ) -> tuple[str, str]:
     """Return the id under which the run exists, else the first id, after a word for its owner.
 
@@ -953,7 +945,7 @@ class _RecordedWalk:
     Nodes get copies of the memory, so they cannot change the caller's values.
     """
 
-    def __init__(self, call: Execution, run: HostedRun, manager: CheckpointManager) -> None:
+    def __init__(self, call: Execution, run: host.HostedRun, manager: CheckpointManager) -> None:
         self._call, self._run, self._manager = call, run, manager
         self._visits = Visits(call.graph, call.goal, call.runtime, run)
         self._walk = Walk(call.graph, self._visits, call.answer, self._visited)
@@ -1064,13 +1056,13 @@ def session_for(
     If ``given`` is not the run's input, it answers the run's last pause.
     """
     session: Written = {"run_id": run_id}
-    store = HostStore(manager.storage)
+    store = host.HostStore(manager.storage)
     facts = store.facts(run_id)
     if given is None or facts is None or facts.digest == digest_of(goal, given):
         return session
     try:
         pause, _ = store.get(run_id, _PAUSE)
-    except DamagedError:  # the run never paused: the input differs
+    except host.DamagedError:  # the run never paused: the input differs
         return session
     return {**session, "paused_at": pause["at"], "paused_visit": pause["visit"]}
 

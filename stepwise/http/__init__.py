@@ -26,6 +26,7 @@ def app(
     authorize: Callable[[Any, str | None, str], Any],
     format: Callable[[Any], Any] | None = None,  # noqa: A002
     cancel_when_left: float | None = None,
+    metrics: bool = False,
 ) -> Any:
     """Return an ASGI application that starts runs and streams what they say.
 
@@ -39,6 +40,7 @@ def app(
     - ``POST /runs/ID/cancel``: cancel it; the body is ``{}`` or ``{"reason": "..."}``.
     - ``POST /ai-sdk/WORKFLOW`` and ``GET /ai-sdk/WORKFLOW/CHAT/stream``: for ``useChat`` of the AI
       SDK.
+    - with ``metrics``: ``GET /metrics`` for Prometheus, ``/healthz`` and ``/readyz``.
 
     A run is followed by server-sent events; with ``Accept: application/json``, the first two
     addresses answer with JSON instead.
@@ -47,17 +49,20 @@ def app(
         store: a URL, path or store object; by default the configured store.
         workflows: what a request may start: workflows, or modules that define them.
         authorize: called with each request (a ``starlette.requests.Request``), the id of the run or
-            ``None``, and ``"start"``, ``"read"`` or ``"cancel"``.  It returns the name of the user,
-            who then has the runs that she started and no others; or ``True`` for any run; or
-            ``False``.  It may be a coroutine function, and raise Starlette's ``HTTPException``.
+            ``None``, and ``"start"``, ``"read"``, ``"cancel"`` or ``"metrics"``.  It returns the
+            name of the user, who then has the runs that she started and no others; or ``True`` for
+            any run; or ``False``.  It may be a coroutine function, and raise Starlette's
+            ``HTTPException``.
         format: called with each ``StreamItem`` of an event stream; returns the ``bytes`` to send,
             the text or the plain data of an event, or ``None`` to leave the item out.
         cancel_when_left: the seconds after which a run is cancelled when the last reader that this
             application has served left it; ``None`` for never.
+        metrics: also serve the metrics of this process (extra ``metrics``), to whom ``authorize``
+            answers ``True`` for ``"metrics"``; and to anybody whether it is alive and ready.
 
     Raises:
-        ConfigurationError: the extra ``http`` is not installed, the store cannot be opened, or a
-            workflow cannot be started by a request.
+        ConfigurationError: the extra ``http`` or ``metrics`` is not installed, the store cannot be
+            opened, or a workflow cannot be started by a request.
     """
     try:
         from stepwise.http._app import HttpApp  # imported on use: the extra may be missing
@@ -65,4 +70,4 @@ def app(
         raise ConfigurationError(
             f"runs over HTTP need {error.name}: pip install 'stepwise-agents[http]'"
         ) from error
-    return HttpApp(store, workflows, authorize, format, cancel_when_left)
+    return HttpApp(store, workflows, authorize, format, cancel_when_left, metrics=metrics)

@@ -70,6 +70,8 @@ class HttpApp:
         authorize: Any,
         form: Callable[[Any], Any] | None,
         cancel_when_left: float | None,
+        *,
+        metrics: bool,
     ) -> None:
         if cancel_when_left is not None and not 0 <= cancel_when_left < math.inf:
             raise ConfigurationError(
@@ -80,6 +82,11 @@ class HttpApp:
         self._workflows = Startable(workflows, self._store)
         self._followers = Followers(self._store, cancel_when_left)
         self._form = form
+        self._pages: Mapping[str, Callable[[], Any]] = {}
+        if metrics:
+            from stepwise.integrations.prometheus import pages  # the extra may be missing
+
+            self._pages = pages([self._store])
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request; see ASGI."""
@@ -118,7 +125,7 @@ class HttpApp:
             _logger.exception("a request failed: %s", request.url.path)
             return JSONResponse({"error": "this request failed; the server's log says more"}, 500)
 
-    async def _routed(self, request: Request) -> Any:
+    async def _routed(self, request: Request) -> Any:  # noqa: PLR0911 -- one for each address
         _, parts = place(request.scope)
         match request.method, parts:
             case "POST", ["start", label]:
@@ -134,7 +141,18 @@ class HttpApp:
                 return await self._rejoin(request, run_id)
             case "POST", ["runs", run_id, "cancel"]:
                 return await self._cancel(request, run_id)
+            case "GET", [("metrics" | "healthz" | "readyz") as name] if self._pages:
+                return await self._page_of_process(request, name)
         raise HTTPException(404, "there is no such address, or not with this method")
+
+    async def _page_of_process(self, request: Request, name: str) -> Response:
+        if name == "metrics" and not (await self._access.visitor(request, None, name)).has_all:
+            raise HTTPException(403, "not for you")
+        status, kind, content = await asyncio.to_thread(self._pages[f"/{name}"])
+        if name == "readyz" and status != 200:
+            _logger.warning("not ready: %s", content.decode())
+            content = b"not ready; the server's log says why\n"
+        return Response(content, status, media_type=kind)
 
     async def _run(self, request: Request, run_id: str, action: str) -> Run:
         """Return a run that the sender of a request has.

@@ -83,6 +83,11 @@ class Visitor:
         return self._name is True or facts.tags.get(BY) == self._name
 
     @property
+    def has_all(self) -> bool:
+        """Return whether all runs are hers."""
+        return self._name is True
+
+    @property
     def tags(self) -> dict[str, str]:
         """The tags of a run that she starts."""
         return {BY: self._name} if isinstance(self._name, str) else {}

@@ -16,6 +16,7 @@ Modules, each importing only those before it::
     langgraph            for users of LangGraph: a checkpointer, and graphs that a workflow invokes
     _opentelemetry_spans    metrics, and runs, steps and retries as spans
     opentelemetry        for users of OpenTelemetry
+    prometheus           the metrics of a process and its stores, and whether it is ready
     ray                  for users of Ray: runs of workflows on a cluster, and ``up --ray``
     hive                 for users of hive: an executor, and a checkpoint store
 """

@@ -95,55 +95,32 @@ class StoredWrite(NamedTuple):
     invocation: str = ""
 
 
+class About(NamedTuple):
+    """Facts about a checkpoint.
+
+    Args:
+        parent: id of the checkpoint before it; empty for none.
+        facts: ``v``, ``ts`` and ``updated_channels`` of LangGraph.
+        graph_run: LangGraph's ``run_id``.
+        invocation: the invocation of the graph that made it, inside a run of stepwise; else empty.
+    """
+
+    ns: str
+    id: str
+    parent: str
+    facts: list[Any]
+    graph_run: str = ""
+    invocation: str = ""
+
+
 class Stored(NamedTuple):
     """One checkpoint.
 
     Args:
+        ns, id, parent, facts, graph_run, invocation: see :class:`About`.
         number: of its record.
-        parent: id of the checkpoint before it; empty for none.
-        facts: ``v``, ``ts`` and ``updated_channels`` of LangGraph.
         metadata, rest: places of the metadata, and of other fields of the checkpoint.
-        graph_run: LangGraph's ``run_id``.
-        invocation: the invocation of the graph that made it, inside a run of stepwise; else empty.
         damaged: whether a record that it needs is lost.
-    """
-
-    number: int
-    ns: str
-    id: str
-    parent: str
-    facts: list[Any]
-    versions: Mapping[str, Any]
-    seen: Mapping[str, Mapping[str, Any]]
-    values: Mapping[str, Value]
-    metadata: Ref
-    rest: Ref | None
-    graph_run: str = ""
-    invocation: str = ""
-    damaged: bool = False
-
-
-class About(NamedTuple):
-    """Facts about a checkpoint to store; see :class:`Stored`."""
-
-    ns: str
-    id: str
-    parent: str
-    facts: list[Any]
-    graph_run: str = ""
-    invocation: str = ""
-
-
-class _CheckpointFacts(NamedTuple):
-    """The record of a checkpoint, as far as it differs from its base.
-
-    Args:
-        parent: empty if the base is the parent.
-        base: number of the record of the parent checkpoint; 0 for none.
-        values: new and changed values.
-        gone: names of values that only the base has.
-        versions: index of the blob with the versions of channels, and the versions that nodes saw.
-        metadata, rest: indexes of blobs.
     """
 
     ns: str
@@ -152,12 +129,18 @@ class _CheckpointFacts(NamedTuple):
     facts: list[Any]
     graph_run: str
     invocation: str
-    base: int
-    values: dict[str, list[Any]]
-    gone: list[str]
-    versions: int
-    metadata: int
-    rest: int | None
+    number: int
+    versions: Mapping[str, Any]
+    seen: Mapping[str, Mapping[str, Any]]
+    values: Mapping[str, Value]
+    metadata: Ref
+    rest: Ref | None
+    damaged: bool = False
+
+    @property
+    def about(self) -> About:
+        """The facts about the checkpoint."""
+        return About(self.ns, self.id, self.parent, self.facts, self.graph_run, self.invocation)
 
 
 class Thread:
@@ -206,7 +189,7 @@ class Thread:
         if self._known is not None:
             self._know(number)
         if kind == "c":
-            self._add_checkpoint(number, _CheckpointFacts(*facts))
+            self._add_checkpoint(number, About(*facts[0]), *facts[1:])
         else:
             self._add_writes(number, *facts)
 
@@ -214,27 +197,31 @@ class Thread:
         for index, blob in enumerate(self._blobs[number]):
             self.known().setdefault(_digest(blob), (number, index))
 
-    def _add_checkpoint(self, number: int, facts: _CheckpointFacts) -> None:
-        base = self._by_number.get(facts.base)
-        whole = not facts.base or (base is not None and not base.damaged)
+    def _add_checkpoint(
+        self,
+        number: int,
+        about: About,
+        base_number: int,
+        changed: dict[str, list[Any]],
+        gone: list[str],
+        blobs: tuple[int, int, int | None],
+    ) -> None:
+        base = self._by_number.get(base_number)
+        whole = not base_number or (base is not None and not base.damaged)
         before = base.values if base is not None else {}
-        values = {each: value for each, value in before.items() if each not in facts.gone}
-        for channel, value in facts.values.items():
+        values = {each: value for each, value in before.items() if each not in gone}
+        for channel, value in changed.items():
             values[channel] = self._value(number, value, before.get(channel))
-        versions, seen = json.loads(self.blob((number, facts.versions))[1])
+        versions_at, metadata, rest = blobs
+        versions, seen = json.loads(self.blob((number, versions_at))[1])
         stored = Stored(
+            *about._replace(parent=base.id if base is not None else about.parent),
             number,
-            facts.ns,
-            facts.id,
-            base.id if base is not None else facts.parent,
-            facts.facts,
             versions,
             seen,
             values,
-            (number, facts.metadata),
-            (number, facts.rest) if facts.rest is not None else None,
-            facts.graph_run,
-            facts.invocation,
+            (number, metadata),
+            (number, rest) if rest is not None else None,
             damaged=not whole or not self._holds(values),
         )
         self.checkpoints[stored.ns, stored.id] = self._by_number[number] = stored
@@ -291,20 +278,17 @@ class Thread:
             if value is not None
         }
         metadata, rest = extra
-        facts = _CheckpointFacts(
-            about.ns,
-            about.id,
-            about.parent if base is None else "",
-            about.facts,
-            about.graph_run,
-            about.invocation,
-            base.number if base is not None else 0,
-            stored,
-            [each for each in before if each not in values],
+        if base is not None:
+            about = about._replace(parent="")
+        # The indexes of the blobs with the versions of channels and the versions that nodes saw,
+        # with the metadata, and with the other fields.
+        blobs = (
             new.append(("json", json.dumps([versions, seen]).encode())),
             new.append(metadata),
             new.append(rest) if rest is not None else None,
         )
+        gone = [each for each in before if each not in values]
+        facts = [[*about], base.number if base is not None else 0, stored, gone, blobs]
         return new.record("c", facts)
 
     def writes_record(
@@ -430,10 +414,7 @@ class Thread:
     def _checkpoint_into(
         self, into: Thread, stored: Stored, *, of_runs: bool
     ) -> tuple[list[Any], bytes]:
-        invocation = stored.invocation if of_runs else ""
-        about = About(
-            stored.ns, stored.id, stored.parent, stored.facts, stored.graph_run, invocation
-        )
+        about = stored.about if of_runs else stored.about._replace(invocation="")
         base = self.checkpoints.get((stored.ns, stored.parent))
         same = into.base_of(stored.ns, stored.parent) is not None and base is not None
         values = {

@@ -13,6 +13,7 @@ import functools
 import importlib
 import json
 from collections.abc import Iterable, Iterator
+from itertools import starmap
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,6 +47,17 @@ def shown_of(endpoint: str, content_type: str, body: bytes, url: str) -> tuple[s
     """
     parts = [*_parts(content_type, body)]
     return _preview(endpoint, content_type, body, parts), _usage(endpoint, parts, url)
+
+
+def said_in(content_type: str, body: bytes) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text of an answer, or of its error, and its tool calls, each with its JSON.
+
+    Of several answers to one request, it is the first.
+    """
+    parts, wording = [*_parts(content_type, body)], _Wording()
+    for part in parts:
+        wording.add(part)
+    return "".join(wording.texts) or _error_of(parts), wording.calls
 
 
 def _usage(endpoint: str, parts: Iterable[dict[str, Any]], url: str) -> dict[str, Any]:
@@ -274,10 +286,14 @@ class _Wording:
         self.texts: list[str] = []
         self._calls: dict[str, list[str]] = {}  # name and pieces of the arguments, by place
 
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """The names and the arguments of the tool calls."""
+        return [(name, "".join(pieces)) for name, *pieces in self._calls.values()]
+
     def line(self) -> str:
         """Return the text, or the calls if there is no text."""
-        calls = [_call(name, "".join(pieces)) for name, *pieces in self._calls.values()]
-        return "".join(self.texts).strip() or ", ".join(calls)
+        return "".join(self.texts).strip() or ", ".join(starmap(_call, self.calls))
 
     def add(self, part: dict[str, Any], place: Any = None) -> None:
         """Take the texts and calls of a part, and of the parts inside it.

@@ -12,6 +12,7 @@ from typing import Any
 from stepwise._runs.run import Run
 from stepwise._runs.steps import StepRecord
 from stepwise.errors import RunNotFoundError
+from stepwise.integrations._model_answers import said_in
 from stepwise.integrations._model_requests import SENDER, ModelRequest
 from stepwise.integrations._recorded_responses import Bodies, body_of, whole_bodies
 
@@ -77,10 +78,14 @@ def request_of(step: StepRecord, before: Iterable[StepRecord]) -> Any:
     return whole_bodies((None, each["request"].get("body")) for each in forms)[-1]
 
 
-def answer_of(step: StepRecord) -> dict[str, Any]:
-    """Return the answer of a model call in readable form; nothing for another step."""
+def answer_of(step: StepRecord) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text and the tool calls of the answer of a model call; see ``said_in``.
+
+    Raises:
+        RecursionError: a part of the answer is nested too deeply.
+    """
     form = _form_of(step)
-    return _answer(form) if form else {}
+    return said_in(form["headers"].get("content-type", ""), body_of(form)) if form else ("", [])
 
 
 def _dict(value: Any) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.preview import Hiding, Secrets, preview_arguments
 from stepwise.errors import StreamChangedError
+from stepwise.integrations import _recorded_responses as recorded
 from stepwise.integrations._model_answers import Telling, shown_of, usage_of
 from stepwise.integrations._model_requests import (
     MODEL_REQUEST,
@@ -33,20 +34,6 @@ from stepwise.integrations._model_requests import (
     is_final,
     keep_headers,
     read_request,
-)
-from stepwise.integrations._recorded_responses import (
-    Bodies,
-    body_of,
-    decompressed,
-    is_broken,
-    is_failed,
-    is_finishing,
-    is_whole,
-    library_of,
-    pieces_of,
-    recorded_form,
-    response_from,
-    stream_class,
 )
 from stepwise.integrations._request_limits import limit_of, limits
 
@@ -92,7 +79,7 @@ def count_spending(
         used.count()
         return source.aclose() if asynchronous else source.close()
 
-    cls = stream_class(library_of(request))
+    cls = recorded.stream_class(recorded.library_of(request))
     response.stream = cls(apieces if asynchronous else pieces, close, source)
     return response
 
@@ -109,7 +96,7 @@ def _saying(scope: Scope | None, response: Any, emits: str) -> Callable[[bytes],
             return
         if "content-encoding" in response.headers:
             received.append(piece)
-            body = b"".join(decompressed(response, received, 1))
+            body = b"".join(recorded.decompressed(response, received, 1))
             piece, done = body[done:], len(body)
         for text in telling.take(piece):
             emissions_of(scope.run).emit(text, emits, scope.around)
@@ -149,7 +136,7 @@ class _StreamedUsage:
 
     def count(self) -> None:
         """Count the usage that was reported since the last count."""
-        body = b"".join(decompressed(self._response, self._pieces, 1))
+        body = b"".join(recorded.decompressed(self._response, self._pieces, 1))
         usd, tokens = amounts_of_usage(_usage(self._request, self._response, body))
         before, self._counted = self._counted, (usd, tokens)
         if usd > before[0] or tokens > before[1]:
@@ -284,7 +271,7 @@ class RequestStep(Step):
     def shown_value(self, value: Any) -> ShownValue:
         """Return the text of an answer, and its usage in tokens."""
         endpoint, kind = value["request"]["endpoint"], value["headers"].get("content-type", "")
-        body = body_of(value)
+        body = recorded.body_of(value)
         text, usage = shown_of(endpoint, kind, body, value["request"]["url"])
         return ShownValue(text or f"{value['status']}, {len(body)} bytes", usage)
 
@@ -312,7 +299,7 @@ class _RequestHiding(Hiding):
         return preview_arguments({**model, **({asked: last} if asked else {})}, mask=secrets.mask)
 
 
-_bodies: WeakKeyDictionary[ActiveRun, Bodies] = WeakKeyDictionary()
+_bodies: WeakKeyDictionary[ActiveRun, recorded.Bodies] = WeakKeyDictionary()
 """The requests of live runs; the next request is stored as the difference from earlier ones."""
 
 
@@ -342,7 +329,7 @@ class Exchange:
         self.run: ActiveRun | None = None
         self.body: Callable[[], Any] = forward
         self.limit = limit_of(request) if limits else None
-        self._streams = stream_class(library_of(request))
+        self._streams = recorded.stream_class(recorded.library_of(request))
         endpoint = endpoint_of(request.method, request.url.path)
         self.endpoint = endpoint or ""
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -394,11 +381,11 @@ class Exchange:
 
     def of_stream(self, pieces: list[bytes], left: int) -> Result:
         """Return the result of a request with these pieces of its answer."""
-        pieces = decompressed(self.response, pieces, left)
-        if not left and not self.effect and is_failed(self.response, pieces):
+        pieces = recorded.decompressed(self.response, pieces, left)
+        if not left and not self.effect and recorded.is_failed(self.response, pieces):
             return Result(error=NotFinal(self.response))
         form = self.form(pieces, left)
-        if not left and self.streamed and is_broken(self.response, self.endpoint, pieces):
+        if not left and self.streamed and recorded.is_broken(self.response, self.endpoint, pieces):
             form["cut"] = True
         return Result(form)
 
@@ -419,16 +406,18 @@ class Exchange:
         if self.endpoint and self.run is not None:  # so that an export can answer the request
             secrets = self.run.secrets
             body = secrets.masked(read.body) if secrets else read.body
-            bodies = _bodies.setdefault(self.run, Bodies())
+            bodies = _bodies.setdefault(self.run, recorded.Bodies())
             request |= {"headers": read.headers, "body": bodies.shortened(body)}
-        return recorded_form(self.response, pieces, request=request, headers=kept, left=left)
+        return recorded.recorded_form(
+            self.response, pieces, request=request, headers=kept, left=left
+        )
 
     def ends(self) -> dict[str, Callable[[list[bytes]], bool]]:
         """Return how the end of the answer's stream is recognised, as arguments of ``Streamed``."""
         return {
-            "complete": partial(is_whole, self.response),
-            "finishing": partial(is_finishing, self.response),
-            "broken": partial(is_broken, self.response, self.endpoint),
+            "complete": partial(recorded.is_whole, self.response),
+            "finishing": partial(recorded.is_finishing, self.response),
+            "broken": partial(recorded.is_broken, self.response, self.endpoint),
         }
 
     def read_by(self, pieces: Callable[[], Any], close: Callable[[], Any]) -> Any:
@@ -438,14 +427,18 @@ class Exchange:
 
     def again(self, form: Mapping[str, Any], pieces: Callable[[], Any]) -> Any:
         """Return a recorded response, whose body is read from an iterator."""
-        return response_from(form, self.request, self._streams(pieces))
+        return recorded.response_from(form, self.request, self._streams(pieces))
 
     def answer(self, result: Result) -> Any:
         """Return the response for the caller, when the call is over."""
         if isinstance(result.error, NotFinal):
             return result.error.response
         form = result.unwrap()
-        return self.response if self.response is not None else response_from(form, self.request)
+        return (
+            self.response
+            if self.response is not None
+            else recorded.response_from(form, self.request)
+        )
 
 
 # -- synchronous clients -------------------------------------------------------------------------
@@ -485,7 +478,7 @@ def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
 
 
 def _replayed(scope: Scope, exchange: Exchange, form: Mapping[str, Any]) -> Iterator[bytes]:
-    yield from pieces_of(form)
+    yield from recorded.pieces_of(form)
     if "left" not in form:
         return
     beginning = _Beginning(scope, exchange, form)
@@ -508,7 +501,7 @@ class _Beginning:
         self._scope = scope
         self._exchange = exchange
         self._number = form["left"]
-        self._left = body_of(form)
+        self._left = recorded.body_of(form)
 
     def rest(self, piece: bytes) -> Iterator[bytes]:
         """Yield the part of a piece that follows the known beginning.
@@ -574,7 +567,7 @@ async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
 async def _areplayed(
     scope: Scope, exchange: Exchange, form: Mapping[str, Any]
 ) -> AsyncIterator[bytes]:
-    for piece in pieces_of(form):
+    for piece in recorded.pieces_of(form):
         yield piece
     if "left" not in form:
         return

@@ -31,6 +31,7 @@ LIBRARIES = {
     "langgraph.checkpoint": Library("langgraph-checkpoint", (3, 0), "langgraph"),
     "pydantic_ai": Library("pydantic-ai-slim", (2, 38), "pydantic-ai"),
     "opentelemetry": Library("opentelemetry-api", (1, 30), "otel"),
+    "prometheus_client": Library("prometheus-client", (0, 20), "metrics"),
 }
 """By the name of the module that is imported."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from traceback import walk_stack
 from types import FrameType, ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,17 +73,16 @@ def report_unseen(method: str, url: str) -> None:
         )
 
 
-def _client_and_transport(frame: FrameType | None) -> tuple[str, str]:
+def _client_and_transport(frame: FrameType) -> tuple[str, str]:
     """Return the package that makes a request, and the package that sends it."""
     transport = "http.client"
-    while frame is not None:
-        module = f"{frame.f_globals.get('__name__', '')}"
+    for each, _ in walk_stack(frame):
+        module = f"{each.f_globals.get('__name__', '')}"
         package = module.partition(".")[0]
         if package not in _TRANSPORTS:
             return ".".join(module.split(".")[:2]) if package == "google" else package, transport
         if package in ("urllib3", "requests", "aiohttp"):
             transport = package
-        frame = frame.f_back
     return "a client", transport
 
 

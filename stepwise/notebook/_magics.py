@@ -116,7 +116,7 @@ def _parts(value: Any) -> Iterator[bytes | str]:
     yield digest.class_name(type(value))
     if isinstance(value, FunctionType):
         yield value.__qualname__
-        yield from _code_parts(value.__code__, value.__doc__)
+        yield _code(value)
         cells = [digest.cell_content(cell, cell) for cell in value.__closure__ or ()]
         for held in (value.__defaults__, value.__kwdefaults__, *cells):
             yield from _state(held)
@@ -126,7 +126,7 @@ def _parts(value: Any) -> Iterator[bytes | str]:
         function = _function(held)
         if function is not None:
             yield name
-            yield from _code_parts(function.__code__, function.__doc__)
+            yield _code(function)
         elif name not in _NOT_STATE:
             yield name
             yield from _state(held)
@@ -139,14 +139,12 @@ def _state(value: Any) -> Iterator[bytes]:
         return
 
 
-def _code_parts(code: CodeType, docstring: str | None = None) -> Iterator[bytes | str]:
-    yield code.co_code
-    yield " ".join((*code.co_names, "/", *code.co_varnames, "/", *code.co_freevars))
-    for number, constant in enumerate(code.co_consts):
-        if isinstance(constant, CodeType):
-            yield from _code_parts(constant)
-        elif number or constant != docstring:
-            yield from _state(constant)
+def _code(function: FunctionType) -> bytes:
+    """Return the code of a function without its docstring."""
+    code = function.__code__
+    if function.__doc__ is not None and code.co_consts[:1] == (function.__doc__,):
+        code = code.replace(co_consts=(None, *code.co_consts[1:]))
+    return repr(digest.shape_of(code)).encode("utf-8", "backslashreplace")
 
 
 def _reads(code: CodeType) -> Iterator[str]:

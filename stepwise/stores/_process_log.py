@@ -302,8 +302,10 @@ def fence(path: str) -> None:
 def weight(batch: Batch) -> int:
     """Return the approximate size of a batch in bytes."""
     records, put, delete, _, _, _, _ = batch  # unpacking is faster than attribute access
-    found = _RECORD.size * (len(records) + len(put) + len(delete)) + sum(map(len, put.values()))
+    found = _RECORD.size * (len(records) + len(put) + len(delete))
     for _, data in records:
+        found += len(data)
+    for data in put.values():  # sum() takes three times as long
         found += len(data)
     return found
 

@@ -207,6 +207,12 @@ def unpack(row: object, run: object, words: object) -> Head | None:
         return None  # a damaged row of the listing; the run's records are the truth
 
 
+def _having(words: Words) -> tuple[list[str], list[bytes]]:
+    """Return conditions for heads that have these words, and the parameters of the conditions."""
+    texts = [f"({' OR '.join(['instr(words, ?)'] * len(group))})" for group in words]
+    return texts, [to_bytes(text) for group in words for text in group]
+
+
 class WantedHeads(NamedTuple):
     """A query for heads.
 
@@ -241,9 +247,9 @@ class WantedHeads(NamedTuple):
             parameters.append(hashed(self.workflow))
         elif self.unfinished:
             which.append("unfinished IS NOT NULL")
-        for group in self.words:
-            which.append(f"({' OR '.join(['instr(words, ?)'] * len(group))})")
-            parameters += (to_bytes(text) for text in group)
+        texts, values = _having(self.words)
+        which += texts
+        parameters += values
         parts = [
             "SELECT place, run, words, value FROM Heads",
             f"INDEXED BY {self._index}" if self.unfinished else "NOT INDEXED",
@@ -487,11 +493,15 @@ class Rows:
 
     def free(self) -> int:
         """Return the number of unused bytes in the database."""
-        free, size = (
-            self._con.execute(f"PRAGMA {each}").fetchone()[0]
-            for each in ("freelist_count", "page_size")
-        )
-        return int(free) * int(size)
+        return self._pragma("freelist_count") * self._pragma("page_size")
+
+    def used(self) -> int:
+        """Return the number of used bytes in the database and its value files."""
+        (files,) = self._con.execute("SELECT value FROM Settings WHERE key = 'size'").fetchone()
+        return self._pragma("page_count") * self._pragma("page_size") - self.free() + int(files)
+
+    def _pragma(self, name: str) -> int:
+        return int(self._con.execute(f"PRAGMA {name}").fetchone()[0])
 
     def compact(self) -> int:
         """Give free pages back to the file system, outside of a transaction.
@@ -681,9 +691,10 @@ class Rows:
             found.append((after, head if is_wanted else None))
         return found
 
-    def count_heads(self) -> int:
-        (found,) = self._con.execute("SELECT count(*) FROM Heads").fetchone()
-        return int(found)
+    def count_heads(self, words: Words) -> int:
+        texts, values = _having(words)
+        sql = " ".join(["SELECT count(*) FROM Heads", "WHERE" * bool(texts), " AND ".join(texts)])
+        return int(self._con.execute(sql, values).fetchone()[0])
 
     def forget(self, run_id: str) -> None:
         run = hashed(run_id)

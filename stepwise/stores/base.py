@@ -30,7 +30,9 @@ A store may have more methods:
   first, and of equal ones the run that was written first.  ``heads(unfinished=True)`` and
   ``newest_heads(unfinished=True)`` leave these heads out.  A store without this method ignores
   ``due``: such a head is then one of the unfinished ones.
-- ``count_heads()`` returns the number of heads.
+- ``count_heads(words=())`` returns the number of heads that have these words.
+- ``used(above)`` returns the bytes of all data, without the free space that deleted runs left; or
+  any number up to ``above`` if the data are not larger than that.
 - ``note(run_id, epoch, data)`` replaces the run's note, a few sealed bytes that need not survive
   anything; ``noted(run_id)`` returns the note, or ``b""`` if there is none.  Displays read the
   steps in progress from it.  ``note`` is called before each step, so a store on another machine

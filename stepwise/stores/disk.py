@@ -291,16 +291,17 @@ class DiskStore:
     def _fits(self, wanted: Wanted) -> bool:
         """Return whether a batch goes into the log."""
         run_id, epoch, batch = wanted
+        _, _, _, prune, head, _, durable = batch  # unpacking is faster than reading fields
         held, log = self._held.get(run_id), self._logs.own
         return (
             held is not None
             and held.epoch == epoch
             and held.log is log
             and not log.failed
-            and batch.head is None
-            and not batch.prune
+            and head is None
+            and not prune
             # A power cut must not undo the commit that gave the run its epoch and generation.
-            and (not batch.durable or held.commit <= self._flushed)
+            and (not durable or held.commit <= self._flushed)
             and weight(batch) <= LARGEST_BATCH
         )
 
@@ -566,9 +567,9 @@ class DiskStore:
         return self._all(lambda rows, *page: rows.due_heads(workflow, *page))
 
     @_locked
-    def count_heads(self) -> int:
-        """Return the number of runs, child runs included."""
-        return self._opened().count_heads() if self._exists() else 0
+    def count_heads(self, words: Words = ()) -> int:
+        """Return the number of runs whose heads have these words, child runs included."""
+        return self._opened().count_heads(words) if self._exists() else 0
 
     @_locked
     def marks(self, run_id: str) -> list[bytes]:
@@ -612,6 +613,11 @@ class DiskStore:
     def free(self) -> int:
         """Return the number of unused bytes in the database, which later runs will fill."""
         return self._opened().free() if self._exists() else 0
+
+    @_locked
+    def used(self, _: int) -> int:
+        """Return the bytes of all data, without the space that deleted runs left."""
+        return self._opened().used() if self._exists() else 0
 
     @_locked
     def erase(self) -> None:

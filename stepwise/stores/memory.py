@@ -136,10 +136,11 @@ class MemoryStore:
         found = [(at, head) for at, head in due if at is not None]
         return (head for _, head in sorted(found, key=lambda each: each[0]))
 
-    def count_heads(self) -> int:
-        """Return the number of runs, child runs included."""
+    def count_heads(self, words: Words = ()) -> int:
+        """Return the number of runs whose heads have these words, child runs included."""
         with self._lock:
-            return sum(run.head is not None for run in self._runs.values())
+            heads = [run.head for run in self._runs.values()]
+        return sum(head is not None and has_words(head, words) for head in heads)
 
     def marks(self, run_id: str) -> list[bytes]:
         return []  # marks end with their runs

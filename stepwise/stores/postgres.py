@@ -507,6 +507,8 @@ class PostgresStore:
         return _head(*rows[0]) if rows else None
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
+        if workflow is None and not unfinished:
+            return self._oldest_heads()
         which = " AND NOT finished AND due IS NULL" if unfinished else ""
         more = () if workflow is None else (hashed(workflow),)
         which += "" if workflow is None else " AND workflow = $3"
@@ -517,16 +519,18 @@ class PostgresStore:
 
         return itertools.starmap(_head, self._pages(page, 1 << 62))
 
+    def _oldest_heads(self) -> Iterator[Head]:
+        sql = f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE place > $1 "
+        sql += "ORDER BY place LIMIT $2"
+        return itertools.starmap(_head, self._pages(lambda *at: self._rows(sql, *at), -1))
+
     def newest_heads(
         self, *, unfinished: bool = False, words: Words = (), before: str = ""
     ) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
-        which = " AND NOT finished AND due IS NULL" if unfinished else ""
         numbers = itertools.count(3)
-        for group in words:
-            has = " OR ".join(f"position(${next(numbers)}::bytea IN words) > 0" for _ in group)
-            which += f" AND ({has})"
-        more = [to_bytes(text) for group in words for text in group]
+        has, more = _having(words, numbers)
+        which = f"{' AND NOT finished AND due IS NULL' * unfinished}{has}"
         if before:
             run = f"(SELECT run FROM {self._schema}.leases WHERE hash = ${next(numbers)})"
             which += f" AND place < (SELECT place FROM {self._schema}.runs WHERE run = {run})"
@@ -552,9 +556,11 @@ class PostgresStore:
 
         return itertools.starmap(_head, self._pages(page, (-math.inf, 0)))
 
-    def count_heads(self) -> int:
-        """Return the number of runs, child runs included."""
-        return int(self._rows(f"SELECT count(*) FROM {self._schema}.runs")[0][0])
+    def count_heads(self, words: Words = ()) -> int:
+        """Return the number of runs whose heads have these words, child runs included."""
+        has, texts = _having(words, itertools.count(1))
+        sql = f"SELECT count(*) FROM {self._schema}.runs WHERE TRUE{has}"
+        return int(self._rows(sql, *texts)[0][0])
 
     def marks(self, run_id: str) -> list[bytes]:
         if not self._settle(run_id):
@@ -586,6 +592,20 @@ class PostgresStore:
             return max(0, before - self._size(connection))
 
         return self._connections.use(squeeze)
+
+    def used(self, above: int) -> int:
+        """Return the bytes of all data, without the space that deleted rows left.
+
+        If the tables are not larger than ``above``, return their size: the rows are not read then.
+        """
+        size = self._connections.use(self._size)
+        if size <= above:
+            return size
+        sums = " + ".join(
+            f"(SELECT coalesce(sum(pg_column_size(data)), 0) FROM {self._schema}.{table})"
+            for table in ("records", "objects", "runs")
+        )
+        return int(self._rows(f"SELECT ({sums})::bigint")[0][0])
 
     def _size(self, connection: Connection) -> int:
         row = connection.execute(
@@ -635,6 +655,13 @@ class PostgresStore:
 
 
 _HEAD = "name, flow, finished, words, due, data"
+
+
+def _having(words: Words, numbers: Iterator[int]) -> tuple[str, list[bytes]]:
+    """Return conditions for heads that have these words, and the parameters of the conditions."""
+    has = [" OR ".join(f"position(${next(numbers)}::bytea IN words) > 0" for _ in g) for g in words]
+    texts = [to_bytes(text) for group in words for text in group]
+    return "".join(f" AND ({each})" for each in has), texts
 
 
 def _head(

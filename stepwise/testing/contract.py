@@ -272,6 +272,29 @@ class StoreContract:
         assert [*newest_heads(before="a run that is gone")] == []
         assert store.count_heads() == len(ids)  # type: ignore[attr-defined]
 
+    def test_due_heads(self, tmp_path: Path) -> None:
+        """A store that has ``due_heads`` lists what is to begin in order, and apart."""
+        store = self._store(tmp_path)
+        due_heads = getattr(store, "due_heads", None)
+        if due_heads is None:
+            return
+        for number in range(250):  # equal ones, too
+            head = _head_of(f"run {number}", f"flow {number % 2}")._replace(due=number * 7 % 50 / 4)
+            epoch = store.acquire(head.run_id, _ME)
+            store.write(head.run_id, epoch, Batch(head=head, durable=False))
+            assert store.head(head.run_id) == head
+        order = sorted(range(0, 250, 2), key=lambda number: number * 7 % 50)
+        assert [head.run_id for head in due_heads("flow 0")] == [f"run {n}" for n in order]
+        assert [*due_heads("unknown")] == []
+        assert len([*store.heads("flow 0")]) == 125
+        begun = _head_of("run 0", "flow 0")
+        store.write("run 0", 1, Batch(head=begun, durable=False))
+        assert (
+            [*store.heads(unfinished=True)] == [*store.heads("flow 0", unfinished=True)] == [begun]
+        )
+        assert [*store.newest_heads(unfinished=True)] == [begun]  # type: ignore[attr-defined]
+        assert "run 0" not in {head.run_id for head in due_heads("flow 0")}
+
     def test_words_of_heads(self, tmp_path: Path) -> None:
         """A store that has ``newest_heads`` keeps the words of heads, and finds heads by them."""
         store = self._store(tmp_path)
@@ -295,6 +318,7 @@ class StoreContract:
         assert found(texts[:1], texts[1:2]) == ["run 200", "run 100", "run 0"]
         assert found(texts[:1], texts[1:]) == ["run 200", "run 150", "run 100", "run 0"]
         assert found(texts[:1], ["\nunknown\n"]) == []
+        assert store.count_heads([texts[:1]]) == 5  # type: ignore[attr-defined]
 
     # -- marks -----------------------------------------------------------------------------------
 

@@ -35,18 +35,10 @@ from stepwise._runtime.messages import notice
 from stepwise._runtime.store_urls import public_url
 from stepwise.stores import Store, open_store, store_for_pages
 from stepwise.ui import _pages, _run_page
+from stepwise.ui import _reading as reading
 from stepwise.ui._access import Access, Authorize, RefusedError, headers, place
 from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
 from stepwise.ui._live import RunWatcher
-from stepwise.ui._reading import (
-    WAYS,
-    RunReader,
-    SearchPage,
-    WrongWordsError,
-    find,
-    parsed,
-    spending,
-)
 from stepwise.ui._view import View, address
 
 _LARGEST = 8_000_000  # bytes of a form
@@ -93,7 +85,7 @@ class App:
     def __init__(self, store: Store, access: Access, *, read_only: bool = False) -> None:
         self._store, self._read_only = store_for_pages(store, to_read=read_only), read_only
         self.access = access
-        self.reader = RunReader(self._store)
+        self.reader = reading.RunReader(self._store)
         self.watcher = RunWatcher(self.reader)
         self._actions = Actions(self.reader, self._store if read_only else store)
         self._folder = getattr(store, "path", "")
@@ -166,7 +158,12 @@ class App:
                 self._check_folder()
                 return self._page(asked) if asked.request.method != "POST" else self._act(asked)
             found = problem
-        except (errors.StepwiseError, errors.RunStopped, BadFieldError, WrongWordsError) as error:
+        except (
+            errors.StepwiseError,
+            errors.RunStopped,
+            BadFieldError,
+            reading.WrongWordsError,
+        ) as error:
             found = _problem_of(error)
         except _ProblemError as error:
             found = error
@@ -224,12 +221,12 @@ class App:
             case ["inbox"]:
                 page = _pages.inbox_page(self._view(asked), self.reader.inbox())
             case ["spending"]:
-                by = asked.query("by") or WAYS[0]
-                if by not in WAYS:
-                    raise BadFieldError(f"by is none of {', '.join(WAYS)}")
+                by = asked.query("by") or reading.WAYS[0]
+                if by not in reading.WAYS:
+                    raise BadFieldError(f"by is none of {', '.join(reading.WAYS)}")
                 page = _pages.spending_page(
                     self._view(asked),
-                    spending(self.reader, by, longer=asked.query("longer") == "1"),
+                    reading.spending(self.reader, by, longer=asked.query("longer") == "1"),
                 )
             case ["schedules"]:
                 page = _pages.schedules_page(self._view(asked), *schedules(self._store))
@@ -262,15 +259,15 @@ class App:
 
     def _runs(self, asked: _PageRequest) -> Markup:
         query, before, problem = asked.query("q"), asked.query("before"), ""
-        found = SearchPage([], None, "")
+        found = reading.SearchPage([], None, "")
         try:
-            search, rows = parsed(query, time.time()), self.reader.rows()
+            search, rows = reading.parsed(query, time.time()), self.reader.rows()
             try:
-                found = find(self._store, search, before, rows)
+                found = reading.find(self._store, search, before, rows)
             except errors.RunNotFoundError:
                 problem = f"The run {before}, after which this page begins, is gone."
-                found = find(self._store, search, "", rows)
-        except WrongWordsError as error:
+                found = reading.find(self._store, search, "", rows)
+        except reading.WrongWordsError as error:
             problem = str(error)
         view = self._view(asked)
         return _pages.runs_page(view, found.rows, query, found.older, problem or found.note)
@@ -287,6 +284,8 @@ class App:
         match asked.parts:
             case ["marked"]:
                 problems = self._actions.do_marked(asked.who, asked.fields)
+                for run_id in asked.fields.all("id"):
+                    self.reader.acted_on(run_id)
                 if problems:
                     raise _ProblemError(409, "Not all could be done", "\n".join(problems))
                 return RedirectResponse(view.at(), 303, headers(asked.nonce))
@@ -301,6 +300,7 @@ class App:
                     given = asked.fields.below("")
                     page = _run_page.fork_page(view, run, step, str(error), given)
                     return _html(page, asked, 409)
+                self.reader.acted_on(run_id)
                 return RedirectResponse(view.at(*parts), 303, headers(asked.nonce))
         raise _no_page()
 
@@ -388,7 +388,7 @@ def _problem_of(error: BaseException) -> _ProblemError:
     """Return the page for an exception of the library, whose text says what to do."""
     kinds: list[tuple[type | tuple[type, ...], int, str]] = [
         (errors.RunNotFoundError, 404, "No such run"),
-        ((BadFieldError, WrongWordsError), 400, "Not understood"),
+        ((BadFieldError, reading.WrongWordsError), 400, "Not understood"),
         ((errors.CorruptStoreError, errors.JournalLostError), 500, "Damaged"),
         (errors.StoreError, 503, "The store cannot be used"),
     ]

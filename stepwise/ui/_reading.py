@@ -36,7 +36,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 from stepwise._execution.budget import Spent
@@ -199,6 +199,12 @@ class RunReader:
         if facts is None or data != head.data:
             facts = open_head(self.seal, head)
         return head.data, facts or RunFacts(head.run_id, "", "", "running", "", "")
+
+    def acted_on(self, run_id: str) -> None:
+        """Note that the page has changed a run, without waiting for the store to tell it."""
+        with self._lock:
+            self._forget(run_id)
+            self._looked = float("-inf")
 
     def _forget(self, run_id: str) -> None:
         """Read a run, and those above it, at the next look: its inbox has a new message."""
@@ -493,30 +499,6 @@ _UNITS = ("usd", "tokens", "steps", "seconds")
 _NO_MODEL, _UNREAD = "other steps", "not read"
 
 
-@dataclass
-class _Sum:
-    """The amounts of one row."""
-
-    runs: int = 0
-    usd: float = 0.0
-    tokens: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    saved: dict[str, float] = field(default_factory=dict)
-    at_least: bool = False
-
-    def add(self, spent: Spent) -> None:
-        """Add what a run has spent."""
-        self.runs += 1
-        self.usd += spent.usd
-        self.tokens += spent.tokens
-        self.steps += spent.steps
-        self.seconds += spent.seconds
-        self.at_least = self.at_least or spent.at_least
-        for unit, amount in (spent.saved or {}).items():
-            self.saved[unit] = self.saved.get(unit, 0) + amount
-
-
 def spending(reader: RunReader, by: str, *, longer: bool = False) -> Spending:
     """Return what the runs of a store have spent.
 
@@ -526,9 +508,8 @@ def spending(reader: RunReader, by: str, *, longer: bool = False) -> Spending:
     """
     until = time.monotonic() + (_LONGER if longer else _SECONDS)
     most = _RECORDS if not longer else None
-    sums: dict[str, _Sum] = {}
-    queries: dict[str, str] = {}
-    total, looked, children, parts = _Sum(), 0, 0, 0
+    found: dict[str, SpendingRow] = {}
+    total, looked, children, parts = SpendingRow("all runs"), 0, 0, 0
     for each in each_listed(store=reader.store):
         if time.monotonic() > until:
             break
@@ -544,20 +525,20 @@ def spending(reader: RunReader, by: str, *, longer: bool = False) -> Spending:
         total.add(spent)
         for name, query, part in _BY[by](reader, each, spent, until):
             parts += name == _UNREAD
-            sums.setdefault(name, _Sum()).add(part)
-            queries[name] = query
+            row = found.setdefault(name, SpendingRow(name))
+            row.add(part)
+            row.query = query
     known = number_of_runs(reader.store)
     left = max(0, known - looked) if known is not None else 0
     told = [f"the newest {looked - children:,} runs are counted" if left else ""]
     if parts:
         told.append(f"{count(parts, 'run')} could not be read, or not to the end")
-    if len(sums) > _ROWS:
-        told.append(f"the largest {_ROWS} of {len(sums):,} rows are shown")
-    rows = [SpendingRow(name, **vars(each), query=queries[name]) for name, each in sums.items()]
-    rows.sort(key=(lambda row: row.name) if by == "day" else _size, reverse=True)
-    whole = SpendingRow("all runs", **vars(total))
+    if len(found) > _ROWS:
+        told.append(f"the largest {_ROWS} of {len(found):,} rows are shown")
+    key = (lambda row: row.name) if by == "day" else _size
+    rows = sorted(found.values(), key=key, reverse=True)
     more = bool(left or parts) and not longer
-    return Spending(by, rows[:_ROWS], whole, "; ".join(filter(None, told)), more)
+    return Spending(by, rows[:_ROWS], total, "; ".join(filter(None, told)), more)
 
 
 def _size(row: SpendingRow) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,10 +52,11 @@ def conversation(step: StepRecord, steps: Sequence[StepRecord]) -> Markup:
     """
     try:
         body = request_of(step, [each for each in steps if each.number < step.number])
-        answer = answer_of(step)
-    except UnreadableValueError:
+        text, calls = answer_of(step)
+    except (UnreadableValueError, RecursionError):
         return Markup()
-    turns = [*_request_turns(body), *_answer_turns(answer)]
+    answer = [text] * bool(text) + [{"name": name, "arguments": given} for name, given in calls]
+    turns = [*_request_turns(body), *([("assistant", answer)] if answer else [])]
     if not turns:
         return Markup()
     left_out = len(turns) - _TURNS
@@ -79,28 +80,6 @@ def _request_turns(body: Any) -> Iterator[tuple[str, Any]]:
         for each in given if isinstance(given, list) else ():
             if isinstance(each, Mapping):
                 yield str(each.get("role", each.get("type", "user"))), each
-
-
-def _answer_turns(answer: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the messages of an answer, as the APIs of models write them."""
-    body = answer.get("json")
-    if not isinstance(body, Mapping):
-        text = answer.get("text") or "".join(answer.get("events", ()))
-        if text:
-            yield "assistant", text
-        return
-    if isinstance(body.get("choices"), list):
-        found: Iterable[Any] = [
-            each.get("message") for each in body["choices"] if isinstance(each, Mapping)
-        ]
-    elif isinstance(body.get("candidates"), list):
-        found = [each.get("content") for each in body["candidates"] if isinstance(each, Mapping)]
-    elif isinstance(body.get("output"), list):
-        found = body["output"]
-    else:
-        found = [body]
-    for each in found:
-        yield "assistant", each
 
 
 def _turn(role: str, content: Any) -> Markup:

@@ -183,7 +183,7 @@ class Matters:
 # -- spending -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class SpendingRow:
     """The spending of the runs of one workflow, model, day or tag.
 
@@ -205,9 +205,20 @@ class SpendingRow:
     tokens: int = 0
     steps: int = 0
     seconds: float = 0.0
-    saved: Mapping[str, float] = field(default_factory=dict)
+    saved: dict[str, float] = field(default_factory=dict)
     at_least: bool = False
     query: str = ""
+
+    def add(self, spent: Spent) -> None:
+        """Add what a run has spent."""
+        self.runs += 1
+        self.usd += spent.usd
+        self.tokens += spent.tokens
+        self.steps += spent.steps
+        self.seconds += spent.seconds
+        self.at_least = self.at_least or spent.at_least
+        for unit, amount in (spent.saved or {}).items():
+            self.saved[unit] = self.saved.get(unit, 0) + amount
 
 
 @dataclass(frozen=True)

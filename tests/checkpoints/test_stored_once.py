@@ -32,6 +32,7 @@ from sweeping import WHOLE, some
 import stepwise
 from stepwise import step, workflow
 from stepwise._checkpoints import references
+from stepwise._checkpoints.checkpoints import load_checkpoint
 from stepwise._checkpoints.references import KnownValues, Needs, Vault, digest_of
 from stepwise._journal.journal import identity
 from stepwise._journal.seal import DamagedError, Seal
@@ -83,6 +84,12 @@ def chunks(run):
     """Return how many bytes each chunk of a run has."""
     store = open_store(run.store.url)
     return [len(store.get(run.id, name)) for name in store.names(run.id, "chunk/")]
+
+
+def needed(run):
+    """Return the references of the newest checkpoint."""
+    vault = Vault(run.store, run._seal, run.id)
+    return Needs.of(load_checkpoint(vault, names(run, "checkpoint/")[-1]).state.needs)
 
 
 def names(run, prefix):
@@ -682,7 +689,7 @@ def test_a_chunk_of_another_time_is_not_the_one_that_is_meant(small):
     """Chunks that verify, under the right numbers, are refused if they are others than those."""
     run = played(thought("dict"))
     vault = Vault(run.store, run._seal, run.id)
-    needs = vault.needs(names(run, "checkpoint/")[-1])
+    needs = needed(run)
     assert needs.all_chunks
     assert vault.holds(needs)
     assert not vault.holds(needs._replace(links=digest_of([b"another"])))
@@ -748,7 +755,7 @@ ALTERATIONS = {
 def test_one_damaged_record_among_many_is_refused(small, tally, kind):
     """Each record that is not as it was sealed is refused, and none that is read with it."""
     run = played(thought(kind, 20))
-    needs = Vault(run.store, run._seal, run.id).needs(names(run, "checkpoint/")[-1])
+    needs = needed(run)
     vault = Vault(run.store, run._seal, run.id)
     assert vault.holds(needs)
     chunks = [*map(vault.chunk, needs.all_chunks)]

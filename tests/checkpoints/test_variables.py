@@ -684,7 +684,9 @@ def test_an_iterator_with_two_names():
     """An iterator that two variables name, or that a container holds as well, stays one."""
     for hold in (lambda it: it, lambda it: [it], lambda it: {"in": (it,)}):
         numbers = iter([1, 2, 3])
-        data = dump_few({"it": numbers, "other": hold(numbers)}, Surroundings())
+        values = {"it": numbers, "other": hold(numbers)}
+        assert dump_few(values, Surroundings()) is None
+        data = bytes(dump_values(values, Surroundings()))
         loaded = load_values(data, Surroundings())
         other = loaded["other"]
         while type(other) in (list, dict, tuple):

@@ -1,6 +1,7 @@
 """``stepwise up``: processes that are really killed, and what brings their runs back."""
 
 import contextlib
+import datetime as dt
 import json
 import os
 import pathlib
@@ -8,12 +9,16 @@ import re
 import signal
 import sys
 import time
+import urllib.request
 from collections import Counter
 
 import pytest
 from harness import Watched, python
 
 import stepwise
+from stepwise._journal.journal import read_entries, seal_for
+from stepwise._runtime import settings
+from stepwise.stores import open_store
 
 JOBS = """
 import asyncio, os, pathlib, sys, threading, time
@@ -243,8 +248,9 @@ def test_json(place):
     """With ``--json``, stdout is one JSON object a line, and what runs print is on stderr."""
     run_id = crash("a", "family")
     done = python("stepwise", "up", "--once", "--json", "jobs")
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    *events, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["event"] for each in events] == ["ready", "begun", "ended"]
+    assert (last["event"], last["wake"]) == ("done", None)
     assert [each.get("id") for each in events[1:]] == [run_id] * 2
     assert events[-1]["status"] == "completed"
     assert f"{run_id} | a-child begins" not in done.stdout
@@ -613,3 +619,162 @@ def test_runs_that_wait_for_a_person(place):
         stepwise.get_run("a").approve(second.step, second.ticket)
         until(lambda: status("a") == "completed")
     assert lines() == ["begin a", "work a"]
+
+
+# -- when to wake next -----------------------------------------------------------------------------
+
+
+def said_once(*words):
+    """``stepwise up --once --json``; return its last line."""
+    done = python("stepwise", "up", "--once", "--json", *words, "jobs")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_when_to_wake_next(place):
+    """The last line names the earliest moment that a run waits for, with its zone."""
+    suspend("a")
+    call = "jobs.sleeper.options(run_id='s')(5000); "
+    pathlib.Path("jobs.py").write_text(
+        f"{JOBS}\n@workflow\ndef sleeper(seconds):\n    stepwise.sleep(seconds)\n"
+    )
+    program(f"import stepwise, jobs; stepwise.configure(suspend_after=0); {call}")
+    run_id = crash("c")
+    (wait,) = stepwise.get_run("s").waits
+    said = said_once()
+    assert said["continued"] == [{"id": run_id, "status": "completed"}]
+    assert {each["id"]: each["detail"].partition(",")[0] for each in said["left"]} == {
+        "a": "waits for the signal 'go'",
+        "s": "waits for its time",
+    }
+    at = dt.datetime.fromisoformat(said["wake"]["at"])
+    assert at.tzinfo is not None
+    assert 0 <= at.timestamp() - wait.until < 1.5
+    assert 4000 < said["wake"]["seconds"] <= 5000
+
+
+def test_nothing_waits_for_a_time(place):
+    """Without a moment to wait for, ``wake`` is null."""
+    suspend("a")
+    said = said_once()
+    assert (said["wake"], said["continued"], said["exit_code"]) == (None, [], 0)
+
+
+def test_after_a_death_it_is_woken_for_the_retry(place):
+    """A run that is tried again later names that moment, and a stuck one none."""
+    pathlib.Path("die a").touch()
+    run_id = crash("a")
+    pathlib.Path("die a").touch()
+    python("stepwise", "up", "--once", "jobs")  # dies, too
+    python("stepwise", "up", "--once", "jobs")  # its run dies alone
+    said = said_once()
+    assert [each["status"] for each in said["left"]] == ["stuck"]
+    assert (said["left"][0]["id"], said["wake"], said["exit_code"]) == (run_id, None, 1)
+
+
+def test_what_a_signal_cut_short_is_due_at_once(place):
+    """After SIGTERM the runs that were cut short are to be continued now."""
+    suspend("a")
+    stepwise.get_run("a").send("go", "a")
+    pathlib.Path("shut a").touch()
+    with staying("--once", "--json", "jobs") as (process, _):
+        until(lambda: "work a" in lines())
+        process.kill(signal.SIGTERM)
+        while json.loads(process.stdout.readline())["event"] != "draining":
+            pass
+        pathlib.Path("shut a").unlink()
+        said = json.loads(process.stdout.read().splitlines()[-1])
+    ((run_id, how),) = (each.values() for each in said["continued"])
+    assert (run_id, said["exit_code"]) == ("a", 143)
+    assert how in ("crashed", "suspended")  # if the step ended before it drained
+    assert said["wake"]["seconds"] <= 2
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+KEEPING = f"{JOBS}\nstepwise.configure(retain=stepwise.Retain(runs=4))\n"
+
+
+def test_several_up_keep_a_store_small(place):
+    """Several ``up`` delete the oldest runs together, report no problem, and leave the others."""
+    program("import jobs; [jobs.job(str(n)) for n in range(30)]")
+    run_id = crash("a")
+    suspend("b")
+    pathlib.Path("jobs.py").write_text(KEEPING)
+    store = open_store(settings.store())
+    with staying("jobs") as (_, errors), staying("jobs") as (_, others):
+        until(lambda: store.count_heads() == 4)
+        until(lambda: status(run_id) == "completed")
+        until(lambda: "retention: deleted" in errors.read_text() + others.read_text())
+        said = errors.read_text() + others.read_text()
+    assert sum(map(int, re.findall(r"retention: deleted (\d+) run", said))) >= 28
+    assert "retention: the" not in said
+    assert status("b") == "suspended"
+
+
+def test_once_keeps_a_store_small(place):
+    """``--once`` deletes too, after the runs; killed in between, the next start goes on."""
+    program("import jobs; [jobs.job(str(n)) for n in range(12)]")
+    pathlib.Path("jobs.py").write_text(KEEPING)
+    store = open_store(settings.store())
+    with staying("--once", "jobs") as (process, _):
+        until(lambda: store.count_heads() < 12)
+        process.kill()
+    assert all(run.verify().ok for run in stepwise.runs())
+    python("stepwise", "up", "--once", "jobs")
+    assert store.count_heads() == 4
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def scraped(errors):
+    """The samples at the address that ``up`` has printed."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    found = until(lambda: re.search(r"metrics at (\S+),", errors.read_text()))
+    with urllib.request.urlopen(found[1]) as answer:
+        text = answer.read().decode()
+    families = parser.text_string_to_metric_families(text)
+    return {
+        (each.name, *sorted(each.labels.values())): each.value
+        for family in families
+        for each in family.samples
+    }
+
+
+def steps_since(began):
+    """How many steps ended since a moment, by the journals of all runs."""
+    store = open_store(settings.store())
+    seal, found = seal_for(store), 0
+    for run in stepwise.runs():
+        ends = (each.outcome for each in read_entries(store, seal, run.id))
+        found += sum(each is not None and each.at >= began for each in ends)
+    return found
+
+
+def test_metrics_are_what_the_journals_have(place):
+    """Killed with its runs, ``up`` counts in its next life what the journals got since then."""
+    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
+    ids = [crash("a"), crash("b"), "c"]
+    suspend("c")
+    stepwise.get_run("c").send("go", "c")
+    pathlib.Path("shut c").touch()
+    with staying("--metrics", "0", "jobs") as (process, errors):
+        until(lambda: [*map(status, ids)].count("completed") == 2 and "work c" in lines())
+        assert scraped(errors)[("stepwise_up_slots_in_use",)] == 1
+        process.kill()
+        process.wait()
+    pathlib.Path("shut c").unlink()
+    ids.append(crash("e"))
+    began = time.time()
+    with staying("--metrics", "0", "jobs") as (_, errors):
+        until(lambda: [*map(status, ids)].count("completed") == 4)
+        until(lambda: scraped(errors)[("stepwise_up_slots_in_use",)] == 0)
+        found = scraped(errors)
+    steps = [key for key in found if key[0] == "stepwise_step_duration_seconds_count"]
+    assert sum(found[key] for key in steps) == steps_since(began) == 3  # with the sleep
+    assert found["stepwise_run_attempts_total", "job", "resumed"] == 1
+    assert found["stepwise_run_deaths_total", "job"] == 1
+    assert found["stepwise_run_deaths_total", "patient"] == 1
+    assert found["stepwise_run_ends_total", "completed", "job"] == 1
+    assert found["stepwise_run_ends_total", "completed", "patient"] == 1

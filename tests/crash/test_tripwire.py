@@ -265,7 +265,9 @@ def forge(store, evil):
         sealed, link = seal.close(name, to_header(record), payload, at.link, opened.effects)
         at = Position(at.last + 1, link, opened.effects)
         rows.append((at.last, bytes(sealed)))
-    place = State("body[0]", 1, "", "", (), 1, 1, {}, (), [*at.kept()], [], {}, PYTHON, at=1.0)
+    place = State(
+        "body[0]", 1, "", "", (), 1, 1, {}, (), [*at.kept()], [], {}, PYTHON, 1.0, 0.0, {}
+    )
     name = f"{PREFIX}{at.last:012d}"
     checkpoint, _ = seal.close(named(name, "job"), place.header(), pickle.dumps(evil))
     facts, *_ = read_head(store, seal, "job")

@@ -16,7 +16,13 @@ import pytest
 BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots", "shown"}
 NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph, which is not in this environment
-NOT_SCRIPTS |= {"changes", "edits", "limits", "versions"}  # trials, which leave no figures
+NOT_SCRIPTS |= {
+    "changes",
+    "edits",
+    "limits",
+    "submitted",
+    "versions",
+}  # trials, which leave no figures
 NOT_SCRIPTS |= {f"postgres_{name}" for name in ("step", "streams", "throughput")}  # tests/postgres
 SCRIPTS = sorted({path.stem for path in BENCHMARKS.glob("*.py")} - NOT_SCRIPTS)
 

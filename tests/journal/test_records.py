@@ -110,7 +110,7 @@ states = built(State, journal=positions | st.just([3, "ab", 1]), at=seconds | st
 def test_headers_of_checkpoints(state):
     """The state of a checkpoint comes back from its header, which leaves out what is as usual."""
     header = json.loads(to_json(state.header()))
-    assert to_json(State(**header)) == to_json(state)
+    assert to_json(State(*header)) == to_json(state)
     assert len(header) >= len(State._fields) - len(State._field_defaults)
 
 

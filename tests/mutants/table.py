@@ -59,6 +59,37 @@ _SCHEDULES = [
     ),
 ]
 
+_OPERATION = [
+    _mutant(
+        "retention deletes a run that began anew since it was listed",
+        "_runs/retention.py",
+        "if store.head(run_id) != head:",
+        "if False:",
+        "test_retention.py::test_a_run_that_began_anew_since_it_was_listed",
+    ),
+    _mutant(
+        "a ledger is deleted while its requests count",
+        "_journal/limit_store.py",
+        "elif found is None or found.is_idle():",
+        "else:",
+        "test_retention.py::test_ledgers_of_idle_values",
+    ),
+    _mutant(
+        "a run that SIGTERM cut short is not due at the next start",
+        "_workflows/up.py",
+        "self.note_due(now.until if waits else clock.now())",
+        "pass",
+        "test_up.py::test_what_a_signal_cut_short_is_due_at_once",
+    ),
+    _mutant(
+        "each question to a store that does not answer keeps one more thread",
+        "integrations/prometheus.py",
+        "if asking is None or not asking.is_alive():",
+        "if True:",
+        "test_prometheus.py::test_a_store_that_does_not_answer",
+    ),
+]
+
 _RESUME = [
     _mutant(
         "a completed effect that the second attempt did not meet is pruned",
@@ -785,9 +816,30 @@ _WAITS = [
     _mutant(
         "a run is taken from the supervisor that has its code",
         "_workflows/up.py",
-        "if not self._is_left_to_another_version(plan.run):",
-        "if plan.run:",
+        " and not self._is_left_to_another_version(run)",
+        "",
         "test_two_versions.py::test_a_run_stays_with_its_version",
+    ),
+    _mutant(
+        "a submitted run that another process has begun is begun here, too",
+        "_workflows/up.py",
+        "return backlog.look_at(run.facts.run_id) == run",
+        "return True",
+        "test_submitted.py::test_a_run_that_somebody_began_is_not_begun_again",
+    ),
+    _mutant(
+        "all submitted runs are planned at once",
+        "_workflows/up.py",
+        "itertools.islice(found, _DRAWN)",
+        "found",
+        "test_submitted.py::test_looking_does_not_cost_more_with_many",
+    ),
+    _mutant(
+        "a submitted run begins, so that it can be cancelled",
+        "_runs/messages.py",
+        "if facts.is_submitted:",
+        "if facts.pruned:",
+        "test_submitted.py::test_cancelled_before_it_begins",
     ),
     _mutant(
         "the first death doubles the pause",
@@ -971,8 +1023,8 @@ _PAGE = [
     _mutant(
         "an answered question stays in the inbox",
         "ui/_reading.py",
-        "            self._forget(run_id)",
-        "            pass",
+        "        for run_id in self._bell.look():",
+        "        for run_id in ():",
         "test_open_matters.py::test_a_question_until_it_is_answered",
     ),
     _mutant(
@@ -1146,6 +1198,7 @@ _STREAMS = [
 MUTANTS = [
     *_RESUME,
     *_SCHEDULES,
+    *_OPERATION,
     *_CODE,
     *_VALUES,
     *_FAILURES,

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 
-import httpx
+import httpx2 as httpx
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 JSON = {"content-type": "application/json"}

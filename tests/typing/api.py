@@ -9,6 +9,7 @@ comment is an error.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -580,6 +581,11 @@ async def check_handles() -> None:
     assert_type(plain_flow.options(on_owned="wait").start(1).result(), str)
     assert_type(handle.run.inputs, "dict[str, Any]")
     handle.run.resume(x=2)
+    assert_type(plain_flow.submit(1), stepwise.Run)
+    assert_type(plain_flow.submit(1, run_id="r", at=dt.timedelta(hours=1)), stepwise.Run)
+    assert_type(async_flow.options(concurrent=2).submit(1), stepwise.Run)
+    plain_flow.submit("no number")  # type: ignore[call-overload]
+    plain_flow.submit(1, at=5)  # type: ignore[call-overload]
     plain_flow.start("no number")  # type: ignore[arg-type]
     plain_flow.start()  # type: ignore[call-arg]
     assert_type(stepwise.recover(), Recovered)

@@ -329,6 +329,40 @@ def test_a_model_call_is_a_conversation():
     assert "<script>document" not in page
 
 
+def streamed(request):
+    """The answer of a model in pieces: a text, and a call of a tool."""
+    function = {"name": "price", "arguments": '{"city":'}
+    deltas = [
+        {"role": "assistant", "content": "A mo"},
+        {"content": "ment."},
+        {"tool_calls": [{"index": 0, "id": "1", "type": "function", "function": function}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ' "Oslo"}'}}]},
+    ]
+    events = [{"choices": [{"index": 0, "delta": each}]} for each in deltas]
+    body = "".join(f"data: {json.dumps(each)}\n\n" for each in events)
+    kind = {"content-type": "text/event-stream"}
+    return httpx2.Response(200, headers=kind, text=f"{body}data: [DONE]\n\n")
+
+
+def test_a_streamed_answer_is_put_together():
+    """A streamed answer shows its text and its calls of tools, not the events that brought them."""
+    stepwise.instrument()
+    client = openai.OpenAI(
+        api_key="none", http_client=httpx2.Client(transport=httpx2.MockTransport(streamed))
+    )
+
+    @stepwise.workflow
+    def ask(question):
+        messages = [{"role": "user", "content": question}]
+        return len([*client.chat.completions.create(model="m", messages=messages, stream=True)])
+
+    text = Text(_run_page.run_page(view(), ask.execute("What does it cost?"), 1)).text
+    talk = text.partition("Conversation")[2].partition("arguments")[0]
+    assert "A moment." in talk
+    assert 'price({"city": "Oslo"})' in talk
+    assert "data:" not in talk
+
+
 # -- streams ---------------------------------------------------------------------------------------
 
 

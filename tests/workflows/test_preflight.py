@@ -304,17 +304,51 @@ def test_a_class_with_code_of_its_own(folder):
     assert what_is_said(row) == what_happened()
 
 
-def test_an_argument_of_a_changed_class(folder):
-    """A call with an instance that has other attributes now may mean another run."""
-    text = AGENT.replace("    text: str\n", "    text: str\n    size: int = 1\n")
-    text = text.replace('agent("poem")', 'agent(Note("poem"))')
+GIVEN = """
+SIZE = 3
+
+@dataclass
+class Page:
+    text: str
+    size: int = 1
+
+class Book(Page):
+    def __init__(self, text):
+        self.text = text
+        self.size = SIZE
+    def said(self):
+        return self.text
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "means_another"),
+    [
+        ("size: int = 1", "size: int = 2", True),
+        ("    size: int = 1\n", "", True),
+        ("SIZE = 3", "SIZE = 4", True),
+        ("self.text = text", "self.text = text.title()", True),
+        ("self.text = text", "self.text, self.more = text, []", False),
+        ("self.size = SIZE", "self.size = 1 + SIZE - 1", False),
+    ],
+)
+def test_an_argument_of_a_changed_class(folder, old, new, means_another):
+    """A call with an instance may mean another run if what makes the instance was edited."""
+    text = AGENT.replace("\n@step", f"{GIVEN}\n@step", 1)
+    text = text.replace('agent("poem")', 'agent([Page("poem"), Book("verse")])')
     die(text=text)
     row, _ = preflight()
     assert (row["verdict"], row["unknown"]) == ("resumes", [])
-    edit(("    size: int = 1\n", ""), text=text)
+    edit(("return self.text", "return self.text * 2"), ("SIZE = 3", "SIZE = 3  # cm"), text=text)
     row, _ = preflight()
-    assert row["unknown"] == ["the program's own call, which makes agent.Note anew"]
-    assert "unfinished beside it" in start()
+    assert (row["verdict"], row["unknown"]) == ("resumes", [])
+    edit((old, new), text=text)
+    row, _ = preflight()
+    assert row["unknown"]
+    assert {each.partition(", which makes ")[0] for each in row["unknown"]} == {
+        "the program's own call"
+    }
+    assert ("unfinished beside it" in start()) == means_another
 
 
 def test_a_side_effect_whose_result_is_lost(folder):

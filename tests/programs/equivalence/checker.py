@@ -250,8 +250,8 @@ def kinds_of_statements(program):
                 if (run_id, name) in seen or not name.startswith("checkpoint/"):
                     continue
                 seen.add((run_id, name))
-                header = seal.open(named(name, run_id), run.objects[name]).header
-                found.update(_kinds(function, header["position"].partition(" ")[2]))
+                position = seal.open(named(name, run_id), run.objects[name]).header[0]
+                found.update(_kinds(function, position.partition(" ")[2]))
     return found
 
 

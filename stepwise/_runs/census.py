@@ -1,0 +1,85 @@
+"""How many runs of a store are in which status, mostly without reading their journals.
+
+The heads of unfinished runs are opened once.  The others are counted by the words of their heads.
+The journal of a crashed run is read once for each of its attempts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+from stepwise._journal import journal as journals
+from stepwise._journal.records import RunFacts
+from stepwise._journal.summary import deaths_of
+from stepwise._runtime.facts import NamedTuple
+from stepwise.stores import Store
+from stepwise.stores.base import Words
+
+
+class RunsByStatus(NamedTuple):
+    """The runs of a store, child runs included.
+
+    Args:
+        by_status: their number.
+        late: seconds since the longest due run became due; 0 for none.  A crashed run is due since
+            its last sign of life.
+    """
+
+    by_status: Mapping[str, int]
+    late: float
+
+
+class Census:
+    """Counts the runs of one store, again and again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._seal = store, journals.seal_for(store)
+        self._opened: dict[str, tuple[bytes, RunFacts | None]] = {}
+        self._crashed: dict[str, tuple[RunFacts, tuple[str, float | None]]] = {}
+
+    def count(self) -> RunsByStatus:
+        """Count the runs.
+
+        Raises:
+            StoreError: the store cannot be used.
+        """
+        before, self._opened = self._opened, {}
+        found, now = Counter[str](), time.time()
+        late = 0.0
+        for head in self._store.heads(unfinished=True):
+            known = before.get(head.run_id)
+            if known is None or known[0] != head.data:
+                known = head.data, journals.open_head(self._seal, head)
+            self._opened[head.run_id] = known
+            status, since = self._state(known[1])
+            found[status] += 1
+            late = max(late, now - since) if since is not None else late
+        self._crashed = {each: of for each, of in self._crashed.items() if each in self._opened}
+        words = journals.words_for(self._seal, None, "cancelled", {})
+        total, found["cancelled"] = self._number(), self._number(words)
+        found["completed"] = max(0, total - sum(found.values()))
+        return RunsByStatus(found, late)
+
+    def _number(self, words: Words = ()) -> int:
+        count_heads = getattr(self._store, "count_heads", None)
+        return int(count_heads(words)) if count_heads is not None else 0
+
+    def _state(self, facts: RunFacts | None) -> tuple[str, float | None]:
+        """Return the status of an unfinished run, and since when it is due, if at all."""
+        if facts is None:
+            return "unreadable", None
+        if facts.status == "suspended":
+            moments = [each.until for each in facts.waits if each.until is not None]
+            return "suspended", min(moments, default=None)
+        if facts.status != "running" or self._store.owner(facts.run_id) is not None:
+            return facts.status, None
+        if journals.is_ready(facts):
+            return "ready", None
+        known = self._crashed.get(facts.run_id)
+        if known is None or known[0] != facts:
+            deaths = deaths_of(self._store, self._seal, facts)
+            known = facts, ("stuck", None) if deaths.are_deadly else ("crashed", deaths.at)
+            self._crashed[facts.run_id] = known
+        return known[1]

@@ -1,0 +1,283 @@
+"""Prometheus: metrics of the runs in this process and of its stores, and whether it is ready.
+
+``stepwise up --metrics PORT`` and ``stepwise.http.app(metrics=True)`` serve them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter as Numbers
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from stepwise import errors
+from stepwise._journal.lease import Lease
+from stepwise._runs.census import Census
+from stepwise._runtime.event import Event
+from stepwise._runtime.events import listen
+from stepwise._workflows.up import Supervisor
+from stepwise.integrations._supported import require
+from stepwise.stores import Store
+from stepwise.stores._group_commit import observe_writes
+
+require("prometheus_client")
+
+from prometheus_client import (  # noqa: E402 -- the line above says what to install
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric  # noqa: E402
+from prometheus_client.exposition import ThreadingWSGIServer  # noqa: E402
+from prometheus_client.registry import Collector  # noqa: E402
+
+__all__ = ["pages", "serve"]
+
+Page = tuple[int, str, bytes]  # status, type of the content, content
+_NAME = "up:ready"  # of the lease by which a store shows that it takes writes
+_ANSWERS = 3.0  # seconds in which a store has to answer
+_LOOKS = 30.0  # seconds in which the loop of a supervisor has to come round
+TEXT = "text/plain; charset=utf-8"
+_STEPS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)  # seconds
+_WRITES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2, 10)  # seconds
+_MOST = 200  # names of workflows, steps or limits; the others are "other"
+_FRESH = 10.0  # seconds for which the counts of a store are shown again
+_LIMIT = "for the limit "
+_STATUSES = (
+    *("running", "suspended", "crashed", "stuck", "ready", "interrupted"),
+    *("failed", "cancelled", "completed"),
+)
+
+
+class ProcessMetrics:
+    """What this process does, counted from its events."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, namespace="stepwise", registry=registry)
+        histogram = partial(Histogram, namespace="stepwise", registry=registry)
+        step = "workflow", "step"
+        self._begun = counter("run_attempts", "Runs begun or resumed here.", ("workflow", "kind"))
+        self._ended = counter("run_ends", "Attempts of runs that ended.", ("workflow", "status"))
+        self._steps = histogram(
+            "step_duration_seconds", "Steps executed here.", (*step, "status"), buckets=_STEPS
+        )
+        self._retries = counter("step_retries", "Further attempts of steps that ended.", step)
+        self._answered = counter("steps_answered", "Steps that the journal answered.", step)
+        self._doubts = counter("steps_in_doubt", "Side effects that may have happened.", step)
+        self._waits = counter("limit_waits", "Calls that got no turn at once.", ("limit",))
+        self.writes = histogram(
+            "store_write_duration_seconds", "Writes of records to a store.", buckets=_WRITES
+        )
+        self._known: dict[int, set[tuple[str, ...]]] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Count an event."""
+        what, _, kind = event.kind.partition("_")
+        workflow = self._bounded(0, _short(event.workflow))
+        if what == "run":
+            begins = kind in ("started", "resumed")
+            (self._begun if begins else self._ended).labels(*workflow, kind).inc()
+        elif what == "step":
+            self._count_step(event, kind, self._bounded(1, *workflow, event.name))
+
+    def _count_step(self, event: Event, kind: str, step: tuple[str, ...]) -> None:
+        if kind in ("completed", "failed", "cancelled"):
+            self._steps.labels(*step, kind).observe(event.duration or 0.0)
+            if event.attempts > 1:
+                self._retries.labels(*step).inc(event.attempts - 1)
+        elif kind in ("answered", "in_doubt"):
+            (self._answered if kind == "answered" else self._doubts).labels(*step).inc()
+        elif kind == "waiting" and event.detail.startswith(_LIMIT):
+            name = event.detail[len(_LIMIT) :].strip("'\"").partition("[")[0]
+            self._waits.labels(*self._bounded(2, name)).inc()
+
+    def _bounded(self, kind: int, *names: str) -> tuple[str, ...]:
+        """Return the values of labels, of which a program may make any number."""
+        known = self._known.setdefault(kind, set())
+        if names not in known and len(known) >= _MOST:
+            return ("other",) * len(names)
+        known.add(names)
+        return names
+
+
+def _short(workflow: str) -> str:
+    return workflow.rpartition(":")[2]  # of /path/agent.py:agent
+
+
+class StoreCollector(Collector):
+    """The runs of stores by status, and the state of a supervisor.
+
+    Each scrape counts at most once in ten seconds.
+    """
+
+    def __init__(self, stores: Iterable[Store], supervisor: Supervisor | None) -> None:
+        self._censuses, self._supervisor = [*map(Census, stores)], supervisor
+        self._mutex = threading.Lock()
+        self._counted, self._found = -_FRESH, list[Metric]()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of a scrape; counts are missing if a store does not answer."""
+        with self._mutex:
+            if time.monotonic() >= self._counted + _FRESH:
+                self._found, self._counted = list(self._of_stores()), time.monotonic()
+            yield from self._found
+        if self._supervisor is not None:
+            yield from _of_supervisor(self._supervisor)
+
+    def describe(self) -> list[Metric]:
+        """Return nothing, so that registering reads no store."""
+        return []
+
+    def _of_stores(self) -> Iterator[Metric]:
+        try:
+            found = [each.count() for each in self._censuses]
+        except (errors.StepwiseError, errors.RunStopped):
+            found = []
+        yield GaugeMetricFamily("stepwise_store_up", "1 if all stores can be read.", bool(found))
+        if found:
+            numbers = Numbers(dict.fromkeys(_STATUSES, 0))
+            for each in found:
+                numbers.update(each.by_status)
+            yield _labelled(GaugeMetricFamily, "stepwise_runs", "status", numbers)
+            late = max(each.late for each in found)
+            yield GaugeMetricFamily("stepwise_oldest_due_run_age_seconds", "How late.", late)
+
+
+def _of_supervisor(supervisor: Supervisor) -> Iterator[Metric]:
+    used, deleted = supervisor.slots_in_use, supervisor.retention.deleted
+    yield GaugeMetricFamily("stepwise_up_slots", "Runs that may be executed.", supervisor.most)
+    yield GaugeMetricFamily("stepwise_up_slots_in_use", "Runs that are being executed.", used)
+    yield _labelled(CounterMetricFamily, "stepwise_run_deaths", "workflow", supervisor.deaths)
+    yield CounterMetricFamily("stepwise_runs_deleted", "Runs that retention deleted.", deleted)
+
+
+def _labelled(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, label: str, by: Numbers[str]
+) -> Metric:
+    family = kind(name, f"By {label}.", labels=(label,))
+    for value, number in list(by.items()):
+        family.add_metric((_short(value),), number)
+    return family
+
+
+# -- health ---------------------------------------------------------------------------------------
+
+
+class Health:
+    """The health of a process.
+
+    Args:
+        stores: each of them has to take a write within three seconds.
+        supervisor: its loop has to come round.
+    """
+
+    def __init__(self, stores: Sequence[Store], supervisor: Supervisor | None = None) -> None:
+        self._stores, self._supervisor = stores, supervisor
+        self._asking: dict[str, threading.Thread] = {}
+        self._answers: dict[str, str] = {}
+
+    def ready(self) -> Page:
+        """Return the page ``/readyz``: 503 with the reasons if the process is not ready."""
+        found = "".join(f"{problem}\n" for problem in self._problems())
+        return (503 if found else 200), TEXT, (found or "ready\n").encode()
+
+    def _problems(self) -> Iterator[str]:
+        if self._supervisor is not None:
+            silent = time.monotonic() - self._supervisor.looked
+            if self._supervisor.is_stopped:
+                yield "up is ending"
+            elif silent > _LOOKS:
+                yield f"up has not looked for due runs for {silent:.0f} seconds"
+        for store in self._stores:
+            asking = self._asking.get(store.url)
+            if asking is None or not asking.is_alive():  # else an earlier question is open
+                asking = threading.Thread(target=self._ask, args=(store,), daemon=True)
+                self._asking[store.url] = asking
+                self._answers[store.url] = f"the store {store.url} has not answered yet"
+                asking.start()
+        until = time.monotonic() + _ANSWERS
+        for url, asking in list(self._asking.items()):
+            asking.join(max(0.0, until - time.monotonic()))
+            if self._answers[url]:
+                yield self._answers[url]
+
+    def _ask(self, store: Store) -> None:
+        answer = ""
+        try:
+            Lease(store, _NAME).acquire().release()
+        except errors.RunBusyError:  # another process asks, too
+            answer = ""
+        except (errors.StepwiseError, errors.RunStopped) as error:
+            answer = str(error)
+        self._answers[store.url] = answer
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = 10  # seconds that a client may take to ask
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing: each request is usual."""
+
+
+# -- pages ----------------------------------------------------------------------------------------
+
+
+def pages(
+    stores: Iterable[Store], supervisor: Supervisor | None = None
+) -> dict[str, Callable[[], Page]]:
+    """Count the events of this process from now on; return its pages, each made when called.
+
+    Args:
+        stores: of the runs that are counted.
+        supervisor: of ``stepwise up``.
+    """
+    registry, quick = CollectorRegistry(), list[Store]()
+    for store in stores:  # one that gives up early on a server that is away
+        for_pages = getattr(store, "for_pages", None)
+        quick.append(store if for_pages is None else for_pages(to_read=False))
+    metrics = ProcessMetrics(registry)
+    registry.register(StoreCollector(quick, supervisor))
+    listen(metrics.on_event)
+    observe_writes(metrics.writes.observe)
+    return {
+        "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
+        "/healthz": lambda: (200, TEXT, b"alive\n"),
+        "/readyz": Health(quick, supervisor).ready,
+    }
+
+
+def serve(address: str, stores: Iterable[Store], supervisor: Supervisor) -> str:
+    """Serve the pages of a process in threads, until it ends; return the URL of the server.
+
+    Args:
+        address: ``PORT`` for this machine alone, or ``HOST:PORT``; port 0 for any free one.
+
+    Raises:
+        ConfigurationError: the address cannot be used.
+    """
+    known = pages(stores, supervisor)
+
+    def answer(environ: Mapping[str, Any], start: Callable[..., object]) -> list[bytes]:
+        page = known.get(environ["PATH_INFO"])
+        status, kind, content = page() if page is not None else (404, TEXT, b"no such page\n")
+        start(f"{status} {_WORDS[status]}", [("content-type", kind)])
+        return [content]
+
+    host, _, port = address.rpartition(":")
+    try:
+        server = make_server(host or "127.0.0.1", int(port), answer, ThreadingWSGIServer, _Quiet)
+    except (ValueError, OSError, OverflowError) as error:
+        raise errors.ConfigurationError(
+            f"metrics cannot be served at {address!r}: {error}. Write PORT, or HOST:PORT for other "
+            "machines: 9464, 0.0.0.0:9464"
+        ) from error
+    threading.Thread(target=server.serve_forever, name="stepwise metrics", daemon=True).start()
+    return f"http://{host or '127.0.0.1'}:{server.server_port}"
+
+
+_WORDS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}
