@@ -35,10 +35,11 @@ class Supervisors:
     def _start(self, number):
         environment = {
             **os.environ,
+            "LOG": str(self.log),
             "STEPWISE_STORE": self._url,
             "PYTHONPATH": python_path(PROGRAMS),
         }
-        command = [sys.executable, PROGRAMS / "scheduled.py", self._clock, self.log]
+        command = [sys.executable, PROGRAMS / "scheduled.py", self._clock]
         with open(self._folder / f"said {number}", "ab") as said:
             return subprocess.Popen(command, env=environment, stdout=said, stderr=said)
 

@@ -1,6 +1,5 @@
-"""``stepwise up`` for schedules, with a clock that a test sets: ``scheduled.py CLOCK LOG``."""
+"""``stepwise up`` for schedules, with a clock that a test sets: ``scheduled.py CLOCK``."""
 
-import os
 import sys
 from datetime import timedelta
 
@@ -23,29 +22,6 @@ def told():
 if __name__ == "__main__":
     clock.now = told  # before a module takes the function
 
-    from stepwise import cli, step, workflow
+    from stepwise import cli
 
-    @step
-    def log(name, instant):
-        """Write a line, whole even if another process writes."""
-        file = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, f"{name} {instant}\n".encode())
-        os.close(file)
-
-    def scheduled(name):
-        """A workflow that logs its instant."""
-        every, timezone = SCHEDULES[name]
-
-        @workflow(
-            name=name, every=every, timezone=timezone, missed="all", durability="os",
-            arguments=lambda at: (int(at.timestamp()),),
-        )  # fmt: skip
-        def body(instant):
-            log(name, instant)
-
-        return body
-
-    workflows = [scheduled(name) for name in SCHEDULES]
-    held = workflows[0]
-    sys.modules["scheduled"] = sys.modules["__main__"]
-    cli.main(["up", "scheduled"])
+    cli.main(["up", "scheduled_jobs"])
