@@ -32,6 +32,7 @@ TYPES = {  # private aliases, in words
     "Backoff": "seconds, a function, or a wait strategy",
     "Budget | None": "a `Budget`, or `None`",
     "Limit | None": "a `Limit`, or `None`",
+    "Cache": '`"dev"`, a `timedelta`, or `None`',
     "ClassFields | None": "fields by class",
     "Callable[[datetime], Any] | None": "a function, or `None`",
     "Compensate": "a function, or `None`",
@@ -64,6 +65,7 @@ TYPES = {  # private aliases, in words
 
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CodePlace", "CompletedCall", "CurrentStep", "Event", "FirstTrue", "Handle"),
+    *("BranchCall", "RunBranch", "RunBranches"),
     *("InDoubtCall", "Program", "VariableChange", "VariableShown", "Why"),
     *("InboxMessage", "PendingWait", "Question", "RecordedFrame", "Recovered", "Run"),
     *(

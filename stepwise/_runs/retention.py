@@ -23,7 +23,14 @@ from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import drop_idle_ledgers
 from stepwise._runs.run import Run, number_of_runs
-from stepwise._runs.verify import ChildRuns, delete_held, delete_run, empty_streams, erase
+from stepwise._runs.verify import (
+    ChildRuns,
+    delete_held,
+    delete_run,
+    empty_streams,
+    erase,
+    refuse_shared,
+)
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
 from stepwise._runtime.retention import Retain
@@ -169,6 +176,8 @@ class _Keeper:
                     return 0
                 ids = [*Run(store, run_id, self._seal)._with_children(children)]
                 self._freed += sum(map(self._weight, ids)) if self._excess else 0
+                for each in ids:
+                    refuse_shared(store, self._seal, each)
                 for child in reversed(ids[1:]):
                     delete_run(store, self._seal, child)
                 delete_held(store, self._seal, lease)
