@@ -66,13 +66,8 @@ from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._execution.turns import Turn
 from stepwise._execution.viewer import error_of
-<<<<<<< HEAD
-from stepwise._journal.journal import facts_of, newest_mark, read_end, seal_for
-from stepwise._journal.lease import Lease, describe_owner, supervisor_name
-=======
 from stepwise._journal.journal import facts_of, newest_mark, read_end, read_head, seal_for
-from stepwise._journal.lease import Lease, describe_owner
->>>>>>> 6d7c9cd575e7c06c2db3ff0acb3802b3c53cdf48
+from stepwise._journal.lease import Lease, describe_owner, supervisor_name
 from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
