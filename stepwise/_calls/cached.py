@@ -217,7 +217,7 @@ class _Cached:
     def _completed(self, call: Call, value: object, inner: Scope, tries: Any) -> Any:
         self.ended = cast("Any", super())._completed(call, value, inner, tries)
         account = self.scope.run.account
-        usd, tokens = amounts_of_usage(self.ended[0].usage)
+        usd, tokens, _ = amounts_of_usage(self.ended[0].usage)
         spent, saved = account.open.get(call.number), account.cached.get(call.number, {})
         more = (spent.usd, spent.tokens) if spent is not None else (0.0, 0)
         self.cost = (

@@ -90,7 +90,8 @@ class Spent:
         saved: the spending of calls that the last attempt did not repeat: ``usd``, ``tokens`` and
             ``seconds``, by unit.
         lost: seconds between the attempts of the run, each from the last record of one to the next.
-        cached: what the answers of the cache had taken when they were made, by unit.
+        saved_by_cache: what the answers of the cache had taken when they were made, by unit.
+        cached_tokens: the part of the tokens that the prompt caches of providers held.
     """
 
     usd: float = 0.0
@@ -100,7 +101,8 @@ class Spent:
     at_least: bool = False
     saved: Mapping[str, float] | None = None
     lost: float = 0.0
-    cached: Mapping[str, float] | None = None
+    saved_by_cache: Mapping[str, float] | None = None
+    cached_tokens: int = 0
 
     def __str__(self) -> str:
         told = amounts_text(vars(self))
@@ -112,14 +114,20 @@ class Spent:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain data, for JSON."""
-        return {**vars(self), "saved": dict(self.saved or {}), "cached": dict(self.cached or {})}
+        return {
+            **vars(self),
+            "saved": dict(self.saved or {}),
+            "saved_by_cache": dict(self.saved_by_cache or {}),
+        }
 
 
 def amounts_text(amounts: Mapping[str, Any]) -> str:
     """Return amounts as text: the nonzero ones, and seconds from 1 s on."""
+    cached = amounts.get("cached_tokens")
     told = [
         _money(amounts["usd"]) if amounts.get("usd") else "",
         f"{amounts['tokens']:,} tokens" if amounts.get("tokens") else "",
+        f"{cached:,} of them cached" if cached else "",
         count(amounts["steps"], "step") if amounts.get("steps") else "",
         f"{amounts['seconds']:,.1f} s" if amounts.get("seconds", 0) >= 1 else "",
     ]

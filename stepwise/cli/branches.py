@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from stepwise import Run, RunBranch
-from stepwise._execution.active_run import IN_BRANCH
 from stepwise._runs import starting
 from stepwise._runs.branching import make, to_execute
 from stepwise.cli import _command as cli
@@ -79,7 +78,7 @@ def _execute(runs: list[Run], most: int) -> None:
         for run in runs:
             starting.check_start(run)
             command, folder = starting.start_command(run)
-            environment = {**os.environ, **starting.environment_for(run), IN_BRANCH: run.id}
+            environment = {**os.environ, **starting.environment_for(run)}
             if len(live) == most:
                 live.pop(0).wait()
             live.append(

@@ -144,8 +144,10 @@ class SentRequest:
             self._failed()
             return
         usage = usage_of_request(exchange.request, exchange.response, body_of(form))
-        cost = time.time() - self._began, *amounts_of_usage(usage)
-        self._lookup.keep(cost, "", _CODEC.encode(form, "an answer"))
+        usd, tokens, _ = amounts_of_usage(usage)
+        self._lookup.keep(
+            (time.time() - self._began, usd, tokens), "", _CODEC.encode(form, "an answer")
+        )
 
 
 async def _awaited(form: Mapping[str, Any]) -> AsyncIterator[bytes]:

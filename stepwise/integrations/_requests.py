@@ -128,7 +128,7 @@ class _StreamedUsage:
         self._request = request
         self._response = response
         self._pieces: list[bytes] = []
-        self._counted = 0.0, 0.0
+        self._counted = 0.0, 0.0, 0.0
 
     def take(self, piece: bytes) -> None:
         """Take the next piece of the answer."""
@@ -139,10 +139,11 @@ class _StreamedUsage:
     def count(self) -> None:
         """Count the usage that was reported since the last count."""
         body = b"".join(recorded.decompressed(self._response, self._pieces, 1))
-        usd, tokens = amounts_of_usage(usage_of_request(self._request, self._response, body))
-        before, self._counted = self._counted, (usd, tokens)
-        if usd > before[0] or tokens > before[1]:
-            more = {"cost_usd": usd - before[0], "output_tokens": tokens - before[1]}
+        spent = amounts_of_usage(usage_of_request(self._request, self._response, body))
+        before, self._counted = self._counted, spent
+        usd, tokens, cached = (now - then for now, then in zip(spent, before, strict=True))
+        if usd > 0 or tokens > 0:
+            more = {"cost_usd": usd, "output_tokens": tokens, "cached_input_tokens": cached}
             _count(self._scope, more)
 
 

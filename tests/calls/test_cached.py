@@ -119,7 +119,7 @@ def test_another_run_is_answered():
     assert done() == ["a", "b"]
     (a, _) = run.steps
     assert (a.cached["run"], a.cached["usd"], a.attempts, a.result) == ("one", 0.25, 0, ["a"])
-    assert (run.spent.usd, run.spent.steps, run.spent.cached["tokens"]) == (0, 0, 20)
+    assert (run.spent.usd, run.spent.steps, run.spent.saved_by_cache["tokens"]) == (0, 0, 20)
     assert run.verify().ok
 
 

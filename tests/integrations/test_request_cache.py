@@ -52,11 +52,11 @@ def test_a_second_run_sends_no_request(server):
     second, run = fresh(agent, client, "one", "two")
     assert second == first == ["answer 1", "answer 2"]
     assert len(server.requests) == 2
-    assert (run.spent.tokens, run.spent.steps, run.spent.cached["tokens"]) == (0, 0, 24)
-    assert (before.spent.tokens, before.spent.cached) == (24, {})
+    assert (run.spent.tokens, run.spent.steps, run.spent.saved_by_cache["tokens"]) == (0, 0, 24)
+    assert (before.spent.tokens, before.spent.saved_by_cache) == (24, {})
     assert [each.cached["run"] for each in run.steps] == [before.id, before.id]
     assert "24 tokens" in str(run.spent).partition("the cache saved ")[2]
-    assert run.to_dict()["spent"]["cached"]["tokens"] == 24
+    assert run.to_dict()["spent"]["saved_by_cache"]["tokens"] == 24
     assert run.steps[0].to_dict()["cached"]["run"] == before.id
 
 
@@ -138,7 +138,7 @@ def test_bodies_of_steps_and_code_outside_of_runs(server):
     assert fresh(flow)[0] == "answer 1"
     assert said(ask(client, "one")) == "answer 1"
     value, run = fresh(flow)
-    assert (value, run.spent.tokens, run.spent.cached["tokens"]) == ("answer 1", 0, 12)
+    assert (value, run.spent.tokens, run.spent.saved_by_cache["tokens"]) == ("answer 1", 0, 12)
     assert said(ask(client, "outside")) == said(ask(client, "outside")) == "answer 2"
     assert asyncio.run(_asked(achat(server), "outside")) == "answer 2"
     assert [*texts(ask(client, "o", stream=True))] == [*texts(ask(client, "o", stream=True))]
