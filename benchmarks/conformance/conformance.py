@@ -105,7 +105,14 @@ def with_table(page: str, results: dict[str, Any]) -> str:
             + " | ".join(_shown(row.get(peer), notes) for peer in peers)
             + " |"
         )
-    lines += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1)), ""]
+    lines += [
+        "",
+        *(
+            f"{number}. {note}"
+            for number, note in enumerate((" ".join(each.split()) for each in notes), 1)
+        ),
+        "",
+    ]
     return MARK.sub(lambda found: found[1] + "\n" + "\n".join(lines) + "\n" + found[2], page)
 
 
