@@ -43,6 +43,7 @@ SCRIPTS = (
 _NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots", "shown"}
 _NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph
 _NOT_SCRIPTS |= {
+    "branches",
     "changes",
     "edits",
     "limits",

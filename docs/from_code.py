@@ -32,6 +32,7 @@ TYPES = {  # private aliases, in words
     "Backoff": "seconds, a function, or a wait strategy",
     "Budget | None": "a `Budget`, or `None`",
     "Limit | None": "a `Limit`, or `None`",
+    "Cache": '`"dev"`, a `timedelta`, or `None`',
     "ClassFields | None": "fields by class",
     "Compensate": "a function, or `None`",
     "Executor | str | None": "an executor, a name, or `None`",
@@ -61,6 +62,7 @@ TYPES = {  # private aliases, in words
 
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CodePlace", "CompletedCall", "CurrentStep", "Event", "FirstTrue", "Handle"),
+    *("BranchCall", "RunBranch", "RunBranches"),
     *("InDoubtCall", "Program", "VariableChange", "VariableShown", "Why"),
     *("InboxMessage", "PendingWait", "Question", "RecordedFrame", "Recovered", "Run"),
     *(

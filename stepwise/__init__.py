@@ -48,6 +48,7 @@ Settling
   Run.resolve           answers a call in doubt: did the side effect happen?
   Landed, DidNotHappen, Inconclusive   what an ``in_doubt=`` function returns
   Run.fork, Run.compensate, Run.forget, Run.delete
+  Run.branch            one moment of a run, continued many times, without side effects
 Configuring
   configure             where runs are stored, encryption, what distinguishes calls
   Retain                what stepwise up keeps of ended runs: configure(retain=...)
@@ -108,6 +109,7 @@ from stepwise.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from stepwise._calls.approvals import approve
+    from stepwise._calls.branching import BranchCall
     from stepwise._calls.doubt import CompletedCall, DidNotHappen, Inconclusive, InDoubtCall, Landed
     from stepwise._calls.emitting import emit
     from stepwise._calls.limited import Limit
@@ -116,6 +118,7 @@ if TYPE_CHECKING:
     from stepwise._calls.waiting import sleep, sleep_until, wait_for
     from stepwise._execution.budget import Budget, Spent
     from stepwise._execution.suspension import PendingWait
+    from stepwise._runs.branching import RunBranch, RunBranches
     from stepwise._runs.messages import InboxMessage
     from stepwise._runs.overview import Program
     from stepwise._runs.questions import Question
@@ -147,6 +150,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncHandle",
+    "BranchCall",
     "Budget",
     "Checkpoint",
     "CheckpointStore",
@@ -171,6 +175,8 @@ __all__ = [
     "Recovered",
     "Retain",
     "Run",
+    "RunBranch",
+    "RunBranches",
     "RunCheckpoint",
     "RunStream",
     "Spent",
@@ -234,6 +240,8 @@ _ON_USE = {
     **dict.fromkeys(("RunStream", "StreamItem"), "_runs.streaming"),
     "Verification": "_runs.verify",
     **dict.fromkeys(("CodePlace", "FirstTrue", "VariableChange"), "_runs.why"),
+    "BranchCall": "_calls.branching",
+    **dict.fromkeys(("RunBranch", "RunBranches"), "_runs.branching"),
     **dict.fromkeys(("VariableHistory", "VariableShown", "Why"), "_runs.why"),
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "Limit": "_calls.limited",

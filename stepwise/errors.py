@@ -34,6 +34,7 @@
     ├── RunSuspended                     nothing is left but to wait; the run resumes later
     ├── RunCancelled                     somebody cancelled the run
     ├── RunTimeoutError                  the run took longer than its workflow's timeout
+    ├── EffectRefusedError               a branch does not make side effects
     └── BudgetExceeded                   the run has used up its budget
 
     StepwiseWarning (UserWarning)
@@ -61,6 +62,7 @@ __all__ = [
     "ConfigurationError",
     "CorruptStoreError",
     "DigestError",
+    "EffectRefusedError",
     "JournalLostError",
     "LeaseLostError",
     "NotRecordableError",
@@ -573,6 +575,20 @@ class RunTimeoutError(RunStopped):
     """
 
     timeout: float
+
+
+class EffectRefusedError(RunStopped):
+    """A branch does not make side effects.
+
+    Cause: A branch of a run (`run.branch()`, `stepwise branch`) called a tool or step with
+    `side_effect=True` that its base had not called before.
+
+    What to do: Have such calls answered, `run.branch(effects=lambda call: ...)`, or collected as
+    proposals, `effects="collect"`; `branch.adopt()` then asks for each of them, and makes it.
+    """
+
+    name: str
+    arguments: str
 
 
 class BudgetExceeded(RunStopped):

@@ -199,7 +199,13 @@ def test_what_stops_a_run_is_no_exception():
     assert {cls.__name__ for cls in sticky} == {
         *("RunStopped", "StepInDoubtError", "StoreError", "CorruptStoreError"),
         *("JournalLostError", "RunOwnedError", "LeaseLostError"),
-        *("RunSuspended", "RunCancelled", "RunTimeoutError", "BudgetExceeded"),
+        *(
+            "RunSuspended",
+            "RunCancelled",
+            "RunTimeoutError",
+            "BudgetExceeded",
+            "EffectRefusedError",
+        ),
     }
     for cls in RAISED:
         with pytest.raises(cls), contextlib.suppress(*([] if cls not in sticky else [Exception])):

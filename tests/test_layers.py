@@ -42,13 +42,14 @@ ONLY_IN = {
         "stepwise._calls.parallel",
         "stepwise._calls.ray_executor",
         "stepwise._calls.steps",
+        "stepwise._runs.branching",
         "stepwise._runtime.forks",
         "stepwise.integrations",
         "stepwise.testing",
     },
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
-    "diskcache": {"stepwise.stores._rows"},
+    "diskcache": {"stepwise.stores"},
     "fcntl": {"stepwise.stores._cells", "stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},
@@ -364,8 +365,9 @@ def test_typing_extensions_are_for_the_type_checker():
 WRITERS = """
     _calls.approvals _calls.call _calls.compensation _calls.doubt _calls.edits _calls.limited
     _calls.streams _calls.waiting _execution.account _execution.active_run _execution.outcomes
-    _runs.fork _runs.messages _runs.questions _runs.run _runs.verify _workflows.begin
-    _workflows.execute _workflows.host _workflows.resume _workflows.submitted testing.crashes
+    _runs.branching _runs.fork _runs.messages _runs.questions _runs.run _runs.verify
+    _workflows.begin _workflows.execute _workflows.host _workflows.resume _workflows.submitted
+    testing.crashes
 """
 
 
@@ -563,25 +565,21 @@ def test_a_class_name_means_one_class():
 # -- the front door ------------------------------------------------------------------------------
 
 FRONT_DOOR = """
-    ApprovalDenied ArgumentMutatedWarning ArgumentsChangedWarning AsyncHandle Budget
+    ApprovalDenied ArgumentMutatedWarning ArgumentsChangedWarning AsyncHandle BranchCall Budget
     BudgetExceeded Checkpoint CheckpointStore CodeChangedError CodePlace CompletedCall
-    ConfigurationError
-    CorruptStoreError CurrentStep DidNotHappen DigestError Event FirstTrue Handle
-    InDoubtCall InboxMessage
-    Inconclusive JournalLostError Landed LeaseLostError Limit NotRecordableError OutsideRunError
-    PendingWait PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Retain Run
-    RunBusyError
+    ConfigurationError CorruptStoreError CurrentStep DidNotHappen DigestError EffectRefusedError
+    Event FirstTrue Handle InDoubtCall InboxMessage Inconclusive JournalLostError Landed
+    LeaseLostError Limit NotRecordableError OutsideRunError PendingWait PossibleStep Program
+    Question RecordedFrame RecoverableAgent Recovered Retain Run RunBranch RunBranches RunBusyError
     RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
-    RunSkipped RunStopped RunStream RunSuspended RunTimeoutError RunWarning SignalRefusedError Spent
-    StepAttempt
-    StepFailedError StepInDoubtError StepNotFoundError StepRecord StepTimeoutError StepwiseError
-    StepwiseWarning StoppedCall StoreError StreamChangedError StreamItem ThreadMovedOnError
-    UnreadableValueError UnrecordedCallWarning UnusedRecordWarning VariableChange VariableHistory
-    VariableShown
-    Verification WaitTimeoutError Why
-    WorkerDiedError Workflow approve background configure current_run current_step emit errors
-    get_run identity instrument map on_event recover reenterable resource runs sleep sleep_until
-    spend step tool uninstrument wait_for workflow
+    RunSkipped RunStopped RunStream RunSuspended RunTimeoutError RunWarning SignalRefusedError
+    Spent StepAttempt StepFailedError StepInDoubtError StepNotFoundError StepRecord
+    StepTimeoutError StepwiseError StepwiseWarning StoppedCall StoreError StreamChangedError
+    StreamItem ThreadMovedOnError UnreadableValueError UnrecordedCallWarning UnusedRecordWarning
+    VariableChange VariableHistory VariableShown Verification WaitTimeoutError Why WorkerDiedError
+    Workflow approve background configure current_run current_step emit errors get_run identity
+    instrument map on_event recover reenterable resource runs sleep sleep_until spend step tool
+    uninstrument wait_for workflow
 """
 
 

@@ -522,7 +522,7 @@ class ApprovedCall(Performance):
             self.scope,
             call,
             asked.waiting,
-            lambda _: answered(active, asked.waiting, self._tool.approvers),
+            lambda _: self._look(active, asked),
             recorded,
             asked.payload,
         )
@@ -532,6 +532,10 @@ class ApprovedCall(Performance):
         record = answer_in(found.value, call, self._tool.approvers)
         _, cancelled = written(active, (yield Write(active, (record, b""))))
         return record if cancelled is None else Result(error=cancelled)
+
+    def _look(self, active: ActiveRun, asked: Asked) -> Result | None:
+        """Return the answer to a question, or None while there is none."""
+        return answered(active, asked.waiting, self._tool.approvers)
 
     def _load(self, active: ActiveRun, asked: Asked) -> dict[str, Any]:
         return load_arguments(active.codec, self._tool, asked.payload, asked.waiting.form)

@@ -225,7 +225,7 @@ class Checkpoints:
             state = state._replace(before=self._before[name])
         gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
         behind = 0 if whole else self._behind(kept, state)
-        prunes = behind - facts.pruned >= _PRUNE_AT_LEAST
+        prunes = behind - facts.pruned >= _PRUNE_AT_LEAST and not self._is_shared(facts)
         after = facts
         if prunes:
             after = facts._replace(pruned=behind)
@@ -243,6 +243,11 @@ class Checkpoints:
         self._names, self._refused = kept, []
         references.stored(needs)
         return after
+
+    def _is_shared(self, facts: RunFacts) -> bool:
+        """Return whether the run shares records with another one, so that it keeps its own."""
+        journal, run_id = self._journal, facts.run_id
+        return bool(facts.base or journals.branches_of(journal.store, journal.seal, run_id))
 
     def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:
         """Return the checkpoints to keep, now that ``name`` is the newest, and those to delete.
@@ -336,7 +341,7 @@ def sealed(
     run_id: str,
     loaded: Loaded,
     state: State,
-    records: Mapping[int, int],
+    records: Mapping[int, int] | Sequence[int],
     payload: bytes,
 ) -> dict[str, Data]:
     """Return a checkpoint for another run, with the chunks that it needs, by their names.

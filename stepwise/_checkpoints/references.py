@@ -42,7 +42,7 @@ from itertools import chain, islice, takewhile
 from typing import Any
 
 from stepwise._checkpoints.resources import ids_of_made
-from stepwise._journal.journal import identity
+from stepwise._journal.journal import rows_of
 from stepwise._journal.seal import DamagedError, Envelope, Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.codec import FindClass, dump_tree, load_trees
@@ -216,13 +216,13 @@ class Vault:
         """Read and verify records; nearby records are read in one query."""
         self._records.update(dict.fromkeys(numbers))
         for first, last in _spans(sorted(numbers)):
-            for number, data in self._store.read(self._run_id, after=first - 1):
+            for number, data, name in rows_of(self._store, self._seal, self._run_id, first - 1):
                 if number > last:
                     break
                 if number not in numbers:
                     continue
                 try:
-                    payload = self._seal.payload(identity(self._run_id, number), data)
+                    payload = self._seal.payload(name, data)
                 except DamagedError:
                     continue
                 self._records[number] = payload

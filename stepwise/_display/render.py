@@ -303,6 +303,40 @@ def runs_text(runs: Iterable[RunShown], more: int = 0) -> str:
     return "\n".join([*lines, f"and {more} more"] if more else lines)
 
 
+_BRANCHES = [
+    Column("RUN"),
+    Column("VARIATION"),
+    Column("STATUS", whole=True),
+    Column("STEPS", right=True, whole=True),
+    Column("COST", right=True, whole=True),
+    Column("TIME", right=True, whole=True),
+    Column("PARTED", wide=True),
+    Column("RESULT"),
+]
+
+
+def _branch_cells(row: Mapping[str, Any]) -> list[str]:
+    cost = f"${row['usd']:.4g}" if row["usd"] else "-"
+    amounts = str(row["steps"]), cost, duration_text(row["seconds"])
+    run = row["run"].removeprefix(row["base"])
+    return [run, row["variation"], row["status"], *amounts, row["parted"], row["result"]]
+
+
+def branches_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the branches of a run as lines of text, one for each."""
+    bases = ", ".join(dict.fromkeys(row["base"] for row in rows))
+    lines = _terminal().table(_BRANCHES, [*map(_branch_cells, rows)])
+    return "\n".join([f"branches of {bases}:", *lines])
+
+
+def branches_html(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the branches of a run as a table."""
+    heads = {each.name.lower(): "wide" if each.name == "RESULT" else "" for each in _BRANCHES}
+    found = [_branch_cells(row) for row in rows]
+    cells = [[*cells[:2], status_of(cells[2]), *cells[3:]] for cells in found]
+    return framed(_table(heads, cells))
+
+
 # -- asked ----------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from stepwise._execution.concurrency import Flows
@@ -189,6 +190,7 @@ class Account:
         claims: the child runs, as the records know them.
         open: the spending of calls in flight.
         begun: with a budget, the steps in flight.
+        cached: what the cache saved for calls in flight, by their numbers; see :class:`Outcome`.
     """
 
     def __init__(
@@ -210,6 +212,7 @@ class Account:
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self._recorded_at = self.clock.now()
         self.open: dict[int, _Amounts] = {}
+        self.cached: dict[int, dict[str, Any]] = {}
         self._rest = _Amounts()  # spending of calls that ended without an outcome
         self._leftover = False  # True if there is such a call
         self._requests: dict[int, _Amounts] = {}  # model requests made by bodies of calls in flight
@@ -292,6 +295,13 @@ class Account:
             with self._lock:
                 self._requests.setdefault(number, _Amounts()).add(*spent)
                 self.spend(number, *spent)
+
+    def save(self, number: int, saved: Mapping[str, Any]) -> None:
+        """Count what the cache saved for the call with this number."""
+        with self._lock:
+            sums = self.cached.setdefault(number, {})
+            for unit in ("usd", "tokens", "seconds"):
+                sums[unit] = sums.get(unit, 0) + saved[unit]
 
     def spent_by(self, record: records.Outcome, child: records.Sums | None) -> Mapping[str, Any]:
         """Return the amounts to record with an outcome.
@@ -424,6 +434,37 @@ class Account:
         live, seconds = self._live, self._seconds + self.clock.now()
         spent = Spent(live.usd, int(live.tokens), live.steps + self._in_flight, seconds)
         return exceeded(self.run_id, self.budget, spent)
+
+
+_pool: ContextVar[Account | None] = ContextVar("stepwise_pool", default=None)
+
+
+def pool_here() -> Account | None:
+    """Return the account that the runs which begin here have in common, if any."""
+    return _pool.get()
+
+
+@contextmanager
+def pooled(name: str, budget: Budget | None, spent: Iterable[Any]) -> Iterator[None]:
+    """Let the runs that begin in this block share a budget; time counts once for all of them.
+
+    Args:
+        name: of the runs together, for messages.
+        spent: the amounts (:class:`stepwise.Spent`) of the runs before.
+    """
+    if budget is None:
+        yield
+        return
+    account = Account(name, Flows(), budget, None)
+    account._family.discard(account)  # it executes nothing itself
+    for each in spent:
+        account._live.add(each.usd, each.tokens, each.steps)
+        account._seconds += each.seconds
+    token = _pool.set(account)
+    try:
+        yield
+    finally:
+        _pool.reset(token)
 
 
 def amounts_of_usage(usage: Mapping[str, Any]) -> tuple[float, float, float]:

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise import errors
-from stepwise._execution.account import Account, Ordinals, Progress
+from stepwise._execution.account import Account, Ordinals, Progress, pool_here
 from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding, handled
 from stepwise._execution.location import Helper, Locator, WatchesSteps
@@ -548,11 +548,12 @@ class Surfacing:
         """Report the error, and make the run end; a suspension does both itself.
 
         Programs catch a used-up budget, so that error is reported only if it does not arrive, as
-        is the end of a rerun.
+        is what a branch refuses, and the end of a rerun.
         """
         if isinstance(error, errors.RunSuspended):
             return
-        if not (isinstance(error, errors.BudgetExceeded) or debugged.compares):
+        caught = errors.BudgetExceeded, errors.EffectRefusedError
+        if not (isinstance(error, caught) or debugged.compares):
             self._tell(error)
         self._wait()
 
@@ -672,6 +673,9 @@ _ATTEMPT_ENDED: dict[str, Kind] = {
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
 current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
+IN_BRANCH = "STEPWISE_IN_BRANCH"
+"""The environment variable that names a branch in progress, for this process and its workers."""
+_around = os.environ.get(IN_BRANCH, "")
 
 
 class OpenStream:
@@ -763,6 +767,7 @@ class ActiveRun:
         self.lease = lease
         self.journal = journal
         self.facts = facts
+        self.effects: str = (facts if parent is None else parent).effects  # see RunFacts
         self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
         self.codec = codec.Codec(facts.codec, self.secrets)
         self.subjects = Subjects(facts.run_id)
@@ -772,7 +777,7 @@ class ActiveRun:
         # The threads of the steps that are announced and have no outcome yet.
         self.in_flight: dict[int, int] = {}
         self.doing: dict[int, str] = {}  # the calls whose body is being executed, as noted
-        outer = parent.account if parent else None
+        outer = parent.account if parent else pool_here()
         self.account: Account = Account(facts.run_id, self.flows, budget, outer)
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()
@@ -806,7 +811,7 @@ class ActiveRun:
         self._summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
         self.pid = os.getpid()
-        live_runs.add(self)
+        self._is_live(live_runs.add)
 
     @property
     def run_id(self) -> str:
@@ -1198,6 +1203,20 @@ class ActiveRun:
             frame = frame.f_back
         return frame is None
 
+    def _is_live(self, change: Callable[[ActiveRun], None]) -> None:
+        """Change the set of runs in progress, and note whether one is a branch: see IN_BRANCH."""
+        change(self)
+        if self.effects in ("", records.ADOPTED) or self.parent is not None:
+            return
+        live = (each for each in list(live_runs) if each.effects not in ("", records.ADOPTED))
+        branch = next(live, None)
+        if branch is not None:
+            os.environ[IN_BRANCH] = branch.root.run_id
+        elif _around:
+            os.environ[IN_BRANCH] = _around
+        else:
+            os.environ.pop(IN_BRANCH, None)
+
     def close(self) -> None:
         """Close the run: stop recording and give up the lease."""
         if self.begun and self.facts.status == "running" and not self.ended:
@@ -1210,7 +1229,7 @@ class ActiveRun:
         self.ended = True
         self.executor = None
         self.subjects.leave(completed=self.facts.status == "completed")
-        live_runs.discard(self)
+        self._is_live(live_runs.discard)
         digest.forget()  # its lists
         self.locator.close()
         self.steering.close()

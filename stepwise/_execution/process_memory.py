@@ -232,7 +232,7 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
 # -- registry -------------------------------------------------------------------------------------
 
 
-Resume = Callable[[Any, Any, Mapping[str, Any]], Any]
+Resume = Callable[..., Any]
 """A function of a workflow's definition, a run, and arguments that continues the run."""
 
 
@@ -242,9 +242,9 @@ class KnownWorkflow(NamedTuple):
     definition: Any
     resumes: Resume
 
-    def resume(self, run: Any, inputs: Mapping[str, Any]) -> Any:
-        """Continue a run; return its handle."""
-        return self.resumes(self.definition, run, inputs)
+    def resume(self, run: Any, inputs: Mapping[str, Any], *, here: bool = False) -> Any:
+        """Continue a run; return its handle, or its result if it is executed ``here``."""
+        return self.resumes(self.definition, run, inputs, here=here)
 
 
 _known: dict[tuple[str, str], list[tuple[weakref.ref[Any], Any]]] = {}

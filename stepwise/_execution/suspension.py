@@ -6,6 +6,7 @@ like a run stopped by Ctrl-C, except that it is known when, or after which messa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from stepwise._execution.active_run import ActiveRun, live_runs
 from stepwise._execution.tasks import tasks_within
-from stepwise._journal.records import RunFacts, RunWait, WaitKind
+from stepwise._journal.records import ADOPTED, RunFacts, RunWait, WaitKind
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed
 from stepwise._runtime.facts import PlainFacts, public
@@ -87,16 +88,18 @@ def seconds_to_suspension(active: ActiveRun) -> float:
 
     A waiting call asks this each time it looks.
     """
-    after = settings.suspend_after()
-    if after is None:
-        return float("inf")
+    after, is_branch = settings.suspend_after(), active.effects not in ("", ADOPTED)
+    if after is None and not is_branch:
+        return math.inf
+    soon = math.inf if after is None else after
+    after = 0.0 if is_branch or after is None else after  # whoever branches waits for no person
     family = _family(active)
     parked = [each for run in family for each in run.waits.all]
     seconds = 0.0
     for each in parked:
         ends = [each.end.left(), active.steering.left]
-        if any(left is not None and left < after for left in ends):
-            return float("inf")  # a wait or a timeout ends soon
+        if any(left is not None and left < soon for left in ends):
+            return math.inf  # a wait or a timeout ends soon
         if each.asks:
             seconds = max(seconds, each.since + after - elapsed())
     if any(run.flows.steps_in_flight() or run.open_streams() for run in family):

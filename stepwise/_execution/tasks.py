@@ -264,6 +264,23 @@ def warn_if_unseen(what: str) -> None:
     _warn_if_unseen(what)
 
 
+def refuse_beside_branch(what: str) -> None:
+    """Refuse a side effect called where no run is visible, while a branch is executed.
+
+    Raises:
+        OutsideRunError: code of the branch may have called it: in the background, in an older
+            thread, or in a worker process.
+    """
+    branch = os.environ.get(active_run.IN_BRANCH, "")
+    if branch:
+        raise OutsideRunError(
+            f"{what} has side effects, and was called where no run is visible, while branch "
+            f"{branch!r} is executed, which makes none. If it does not belong to the branch, "
+            "call it once branch() has returned",
+            run_id=branch,
+        )
+
+
 @reports
 def _warn_if_unseen(what: str) -> None:
     """Warn if the call is not known to be outside of any run.

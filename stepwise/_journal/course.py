@@ -25,6 +25,7 @@ def facts_at_start(run_id: str, started: records.Started) -> records.RunFacts:
         parent=started.parent,
         forked_from=started.forked_from,
         forked_by=started.by,
+        effects=started.effects,
         secrets=started.secrets,
         hidden=started.hidden,
         created_at=started.at,
@@ -40,6 +41,15 @@ def asked_by(record: records.Cancelling) -> str:
     return ": ".join(each for each in (record.by or "somebody", record.reason) if each)
 
 
+def superseded(facts: records.RunFacts, record: records.Superseded) -> records.RunFacts:
+    """Return the facts of a run once one of its branches goes on instead; nothing resumes it."""
+    facts = facts._replace(superseded=record.branch, tally=None)
+    if facts.status not in ("running", "suspended"):
+        return facts
+    why = f"its branch {record.branch} goes on instead"
+    return facts._replace(status="interrupted", error=why, waits=(), updated_at=record.at)
+
+
 class _Derived(Projection):
     """The facts of a run, updated record by record; ``None`` before the first record."""
 
@@ -53,6 +63,18 @@ class _Derived(Projection):
 
     def on_started(self, entry: records.Entry, record: records.Started) -> None:
         self.facts = facts_at_start(self._run_id, record)
+
+    def on_branched(self, entry: records.Entry, record: records.Branched) -> None:
+        at = record.at
+        self._change(status="running", end=0, undoing=False, waits=(), error="", updated_at=at)
+        self._change(base=record.base, effects=record.effects, cancelling="", cancels=0)
+
+    def on_adopted(self, entry: records.Entry, record: records.Adopted) -> None:
+        self._change(effects=records.ADOPTED)
+
+    def on_superseded(self, entry: records.Entry, record: records.Superseded) -> None:
+        if self.facts is not None:
+            self.facts = superseded(self.facts, record)
 
     def on_ended(self, entry: records.Entry, record: records.Ended) -> None:
         at = record.at
@@ -306,6 +328,7 @@ class Course(Projection):
         stopped: when the run stopped.
         paid, kept: money and tokens spent by completed calls, by unit; the part that the last
             attempt need not spend again.
+        cached: what the cache saved, by unit.
         children: for each call of an uncompleted child run, by number: the child run, and the sums
             in outcomes of the call; see :class:`.records.Claims`.
         code: fingerprint of the workflow's code in the last attempt.
@@ -339,6 +362,7 @@ class Course(Projection):
         self.stopped = 0.0
         self.paid: dict[str, float] = {}
         self.kept: dict[str, float] = {}
+        self.cached: dict[str, float] = {}
         self.children: dict[str, list[Any]] = {}
         self.code = ""
         self.open = False
@@ -371,6 +395,9 @@ class Course(Projection):
         if not self.forked or at > self.born:  # the run's own record; this runs for every step
             self.executed += 1
             self.stuck = 0
+            if record.cached:
+                for unit in ("usd", "tokens", "seconds"):
+                    self.cached[unit] = self.cached.get(unit, 0) + record.cached.get(unit, 0)
             for counts in self.other_deaths.values():
                 counts[1] = 0
         if at > self.at:  # noqa: PLR1730 -- max() takes ten times as long

@@ -35,7 +35,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from stepwise._journal import records
@@ -79,7 +79,7 @@ def seal_head(seal: Seal, facts: records.RunFacts, last: int, link: bytes) -> He
     return Head(facts.run_id, index, finished, bytes(data), words, facts.due)
 
 
-_OF = "of "
+_OF, _BASE = "of ", "branch of "
 
 
 def _word(text: str) -> str:
@@ -89,7 +89,8 @@ def _word(text: str) -> str:
 def _words_of(facts: records.RunFacts) -> list[str]:
     names = dict.fromkeys((facts.workflow, facts.label))
     tags = [f"tag {name}={text}" for name, text in facts.tags.items()]
-    return [*(_OF + name for name in names), f"status {facts.status}", *tags]
+    base = [f"{_BASE}{facts.base}"] if facts.base else []
+    return [*(_OF + name for name in names), f"status {facts.status}", *tags, *base]
 
 
 def is_listed(store: Store, seal: Seal, run_id: str) -> bool:
@@ -190,6 +191,21 @@ def children_of(store: Store, seal: Seal) -> dict[str, list[str]]:
         if facts is not None and facts.parent:
             found.setdefault(facts.parent, []).append(facts.run_id)
     return found
+
+
+SHARED = "shared"
+"""The name of an object beside the records of a run that has, or had, branches."""
+
+
+def branches_of(store: Store, seal: Seal, run_id: str) -> list[str]:
+    """Return the ids of the branches that share records of a run."""
+    if store.get(run_id, SHARED) is None:
+        return []  # else the heads of all runs are searched
+    words = [[*map(_word, seal.indexes(f"{_BASE}{run_id}"))]]
+    newest = getattr(store, "newest_heads", None)
+    found = list(newest(words=words) if newest is not None else store.heads())
+    opened = (open_head(seal, each) or facts_of(store, seal, each.run_id) for each in found)
+    return [each.run_id for each in opened if each is not None and each.base == run_id]
 
 
 def is_ready(facts: records.RunFacts) -> bool:
@@ -311,10 +327,81 @@ def read(
         ConfigurationError: the records were written with another key.
     """
     at = start or Position()
-    rows = store.read(run_id, after=at.last)
-    for number, opened, _ in verified(store, seal, run_id, rows, at):
+    rows = iter(store.read(run_id, after=at.last))
+    first = next(rows, None)
+    if first is None:
+        return
+    if first[0] > at.last + 1:
+        start = at
+        for shared, at in _shared(store, seal, run_id, first, start):
+            yield shared, at
+    for number, opened, _ in verified(store, seal, run_id, chain((first,), rows), at):
         entry, at = followed(at, number, opened)
         yield entry, at
+
+
+def _branched(
+    seal: Seal, run_id: str, row: tuple[int, bytes], after: int
+) -> records.Branched | None:
+    """Return the beginning of a branch, if the first row after a number is one, and not the next.
+
+    Only then rows before it are missing, so that other runs are not asked for it.
+    """
+    number, data = row
+    if number <= after + 1:
+        return None
+    try:
+        record = records.from_header(seal.open(identity(run_id, number), data).header)
+    except DamagedError:
+        return None
+    return record if isinstance(record, records.Branched) else None
+
+
+def _shared(
+    store: Store, seal: Seal, run_id: str, first: tuple[int, bytes], at: Position
+) -> Iterator[tuple[records.Entry | Lost, Position]]:
+    """Yield the records after a position that a branch shares, as the branch has them.
+
+    They are verified as records of its base.  The chain goes on in the branch: its first own
+    record covers the last one that it shares.
+
+    Args:
+        first: the first own row of the run after the position.
+    """
+    branched = _branched(seal, run_id, first, at.last)
+    if branched is None:
+        return
+    for entry, following in read(store, seal, branched.base, at):
+        if entry.number >= first[0]:
+            return
+        if isinstance(entry, Lost):
+            at = following
+            yield entry, at
+        else:
+            shared = records.shared_entry(entry, branched)
+            at = following._replace(sums=records.sums_after(at.sums, shared.record))
+            yield shared, at
+
+
+def rows_of(
+    store: Store, seal: Seal, run_id: str, after: int = 0
+) -> Iterator[tuple[int, bytes, str]]:
+    """Yield the rows after a number, each with the name under which it is sealed.
+
+    A branch has the rows that it shares, too.
+    """
+    rows = iter(store.read(run_id, after=after))
+    first = next(rows, None)
+    if first is None:
+        return
+    branched = _branched(seal, run_id, first, after)
+    if branched is not None:
+        for row in rows_of(store, seal, branched.base, after):
+            if row[0] >= first[0]:
+                break
+            yield row
+    for number, data in chain((first,), rows):
+        yield number, data, identity(run_id, number)
 
 
 def followed(
@@ -379,9 +466,9 @@ def read_entries(
 
 def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
     """Return whether the journal reaches this position, with the same record there."""
-    for number, data in store.read(run_id, after=at.last - 1):
+    for number, data, name in rows_of(store, seal, run_id, at.last - 1):
         try:
-            return number == at.last and seal.open(identity(run_id, number), data).link == at.link
+            return number == at.last and seal.open(name, data).link == at.link
         except DamagedError:
             return False
     return at.last == 0
@@ -396,7 +483,9 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> records.Entr
             except DamagedError:
                 break
             return records.Entry(number, records.from_header(opened.header), opened.payload)
-        break
+        branched = _branched(seal, run_id, (found, data), number - 1)
+        shared = read_one(store, seal, branched.base, number) if branched is not None else None
+        return records.shared_entry(shared, branched) if shared and branched else None
     return None
 
 
@@ -871,7 +960,7 @@ class Journal:
             )
             share.numbers = [*range(at.last + 1, end.last + 1)]
             # The anchor remembers side effects even if the store forgets them.
-            share.anchors = bool(marked) and (head is not None or end.effects != at.effects)
+            share.anchors = marked != b"" and (head is not None or end.effects != at.effects)
             share.chain, share.end = chain, end
             try:
                 commits.join(share)

@@ -10,7 +10,7 @@ resumed run and a reader know the sums without reading the records, pruned ones 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from stepwise._runtime.facts import NamedTuple
@@ -109,6 +109,7 @@ class Started(NamedTuple):
         tags: strings by name, for people who look for the run.
         trace: the attempt's place in a trace, by name, as the process's tracer gave it.
         by: who made the fork (``user@host``); empty for other runs.
+        effects: as in :class:`RunFacts`.
         made: versions of the program's classes among the arguments, by their full names.
     """
 
@@ -130,7 +131,56 @@ class Started(NamedTuple):
     tags: Mapping[str, str] = _NOTHING
     trace: Mapping[str, str] = _NOTHING
     by: str = ""
+    effects: str = ""
     made: Mapping[str, str] = _NOTHING
+
+
+class Branched(NamedTuple):
+    """A branch begins: the records before this one are those of another run, which it shares.
+
+    Args:
+        base: the run whose records up to this number the branch shares.
+        again: the idempotency key and the child run of each shared call that the branch may make
+            again, by the call's number.
+        by, command, cwd: as in :class:`Started`.
+        effects: as in :class:`RunFacts`.
+    """
+
+    base: str
+    again: Mapping[str, Any]
+    at: float = 0.0
+    by: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
+    effects: str = ""
+
+
+REFUSE, COLLECT, ANSWER, ADOPTED = "refuse", "collect", "answer ", "adopted"
+"""What a branch does with side effects; see :class:`RunFacts`."""
+
+
+class Adopted(NamedTuple):
+    """A branch goes on as the run that it is a branch of.
+
+    Args:
+        by: who adopted the branch (``user@host``).
+    """
+
+    by: str = ""
+    at: float = 0.0
+
+
+class Superseded(NamedTuple):
+    """A branch of the run was adopted, and goes on instead of it.
+
+    Args:
+        branch: its run id.
+        by: who adopted it (``user@host``).
+    """
+
+    branch: str
+    by: str = ""
+    at: float = 0.0
 
 
 class Resumed(NamedTuple):
@@ -332,6 +382,8 @@ class Outcome(NamedTuple):
             unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one.
         tries: the newest attempts of a call that took several, oldest first: when each began and
             ended, and its exception, shortened.  The last one ended with the call.
+        cached: what the cache saved: ``usd``, ``tokens`` and ``seconds``; for a call that it
+            answered, also the ``run`` that made the result, and ``at`` which time.
     """
 
     call: Call
@@ -350,6 +402,7 @@ class Outcome(NamedTuple):
     message: int = 0
     spent: Mapping[str, float] = _NO_USAGE
     tries: tuple[Any, ...] = ()
+    cached: Mapping[str, Any] = _NO_USAGE
 
 
 class AttemptFailed(NamedTuple):
@@ -536,6 +589,9 @@ class Interrupted(NamedTuple):
 
 Record = (
     Started
+    | Branched
+    | Adopted
+    | Superseded
     | Resumed
     | Intent
     | Waiting
@@ -620,6 +676,10 @@ class RunFacts(NamedTuple):
         cancels: number of the last message of the inbox that is no new request to cancel the run.
         tally: the counts and spending up to an end of the run; later records make it stale.
         forked_by: who made the fork (``user@host``); empty for other runs.
+        base: run id of the run whose records a branch shares; empty for other runs.
+        effects: what happens to new side effects in a branch: ``refuse``, ``collect``, ``adopted``,
+            or ``answer`` and the name of a function; empty for other runs, which make them.
+        superseded: run id of the branch that goes on instead of the run; empty for other runs.
     """
 
     run_id: str
@@ -651,6 +711,9 @@ class RunFacts(NamedTuple):
     cancels: int = 0
     tally: Tally | None = None
     forked_by: str = ""
+    base: str = ""
+    effects: str = ""
+    superseded: str = ""
 
     @property
     def is_submitted(self) -> bool:
@@ -736,7 +799,7 @@ _TURNS = frozenset(
     _NAMES[cls]
     for cls in (
         Started, Ended, Interrupted, Suspended, Cancelling, Compensating, Resumed, Forgotten,
-        Quarantined, Restored,
+        Quarantined, Restored, Branched, Adopted, Superseded,
     )
 )  # fmt: skip
 _TUPLES = {
@@ -877,6 +940,46 @@ def uncounted(record: Record) -> Record:
     if isinstance(record, (Ended, Interrupted, Suspended)):
         return record._replace(rest=_NO_AMOUNTS)
     return record
+
+
+def in_fork(
+    record: Record, payload: bytes, again: Mapping[str, Sequence[str]]
+) -> tuple[Record, bytes]:
+    """Return a record of another run as a fork has it.
+
+    The fork pays for nothing that it shares, undoes none of it, and asks its own questions.
+
+    Args:
+        again: as in :class:`Branched`.
+    """
+    if isinstance(record, _STATES):
+        renewed = again.get(str(record.call.number)) if again else None
+        if renewed is not None:
+            key, child = renewed
+            record = record._replace(call=record.call._replace(key=key, child=child))
+        elif isinstance(record, Intent):
+            record, payload = record._replace(form=None), b""
+        if isinstance(record, Waiting) and record.kind == "approval":
+            record, payload = record._replace(ticket="", digest="", form=None), b""
+    return uncounted(record), payload
+
+
+def shared_entry(entry: Entry, branched: Branched) -> Entry:
+    """Return a record that a branch shares, as the branch has it."""
+    record = entry.record
+    if isinstance(record, Started):
+        record = record._replace(
+            at=branched.at,
+            forked_from=branched.base,
+            by=branched.by,
+            command=branched.command,
+            cwd=branched.cwd,
+            effects=branched.effects,
+            trace=_NOTHING,
+        )
+    elif isinstance(record, (Suspended, Cancelling)):
+        record = Handled((), record.at)  # what was to end its base does not concern the branch
+    return Entry(entry.number, *in_fork(record, entry.payload, branched.again))
 
 
 def plus(before: Sums, more: Mapping[str, Any]) -> Sums:

@@ -185,8 +185,9 @@ def spent_facts(sums: records.Sums, course: Course) -> tuple[Any, ...]:
     """Return the amounts that a run has spent: the facts of :class:`stepwise.Spent`, in order."""
     usd, tokens, steps, seconds, at_least, _, cached = sums
     saved = {**course.kept, "seconds": round(course.saved, 3)} if course.resumed else {}
-    lost = round(course.lost, 3)
-    return usd, int(tokens), steps, round(seconds, 3), at_least, saved, lost, int(cached)
+    told = usd, int(tokens), steps, round(seconds, 3), at_least, saved, round(course.lost, 3)
+    answered = {unit: round(amount, 6) for unit, amount in course.cached.items()}
+    return *told, answered, int(cached)
 
 
 def _from_header(header: dict[str, Any]) -> Summary:
@@ -303,6 +304,14 @@ def sealed_summary(
 
     Return an empty dictionary if the summary is not worth keeping.
     """
+    summary = summary_of(entries)
+    return sealed_as(seal, run_id, summary) if summary is not None else {}
+
+
+def summary_of(
+    entries: Iterable[tuple[records.Entry, journals.Position]],
+) -> Summary | None:
+    """Return the summary of a run's first records, or ``None`` if it is not worth keeping."""
     summary, effects, at = Summary(), [], journals.Position()
     try:
         for entry, position in entries:
@@ -311,10 +320,13 @@ def sealed_summary(
             if entry.concerns_effects:
                 effects.append(entry)
     except _NotFollowedError:
-        return {}
+        return None
     summary.close(at, Calls(effects))
-    if at.last < EVERY or not summary.is_small():
-        return {}
+    return summary if at.last >= EVERY and summary.is_small() else None
+
+
+def sealed_as(seal: Seal, run_id: str, summary: Summary) -> dict[str, Data]:
+    """Return a summary as the sealed object of a run, by its name."""
     return {NAME: seal.close(named(NAME, run_id), summary.header())[0]}
 
 

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    steps sources paths overview messages fork questions why verify copying streaming run
-    replica portable starting export housekeeping limits census retention finding doctor
+    steps sources paths overview messages fork branching questions why verify copying streaming run
+    replica portable starting export housekeeping limits cache census retention finding doctor
 """

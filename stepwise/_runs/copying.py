@@ -159,11 +159,7 @@ class _StoreEntry:
 
     def _records(self, half: bool) -> tuple[_Lack, int]:
         """Compare the records of both stores; return what is missing, and where the target ends."""
-        start = (
-            journals.Position(self.facts.pruned, None)
-            if self.facts is not None
-            else self._start_of_log
-        )
+        start = self._start
         theirs, nothing = self.target.read(self.name, after=start.last), (math.inf, b"")
         there: tuple[float, bytes] = next(theirs, nothing)
         at = before = start
@@ -194,6 +190,14 @@ class _StoreEntry:
         left = (int(n) for n, _ in chain((there,), theirs) if at.last < n < math.inf)
         their_end = max(left, default=at.last)
         return _Lack(at, before, missing, size, ahead=their_end > at.last), their_end
+
+    @property
+    def _start(self) -> journals.Position:
+        """The position before the first own record; a branch has those before from its base."""
+        if self.facts is None:
+            return self._start_of_log
+        first = next(iter(self.source.read(self.name)), None) if self.facts.base else None
+        return journals.Position(first[0] - 1 if first else self.facts.pruned, None)
 
     @property
     def _start_of_log(self) -> journals.Position:
@@ -503,6 +507,8 @@ class Copier:
             yield _StoreEntry(self, journals.stream_name(name)).compare()
         for child in children.get(name, ()):
             yield from self._entries(child, children)
+        if facts is not None and facts.base:
+            yield from self._entries(facts.base, children)
 
     def _facts(self, name: str) -> RunFacts | None:
         """Return the facts of a run; ``None`` for a log, and for objects that belong to no run.

@@ -4,12 +4,17 @@ The records up to that point are copied, and sealed again for the new run; later
 Completed steps are thus not repeated, and either run can be deleted without harm to the other.
 Side effects that the fork makes itself get new idempotency keys.  Only the source can undo the
 shared side effects.
+
+A *branch* is a fork that copies no records: its journal begins behind the last record that it
+shares, and says whose records come before; see :class:`.records.Branched`.  Its checkpoint is its
+own, so that the source may delete the one that it was made at.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,19 +27,37 @@ from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
 from stepwise._journal import projection, records
 from stepwise._journal.inbox import Inbox, this_person
-from stepwise._journal.journal import Lost, Position, facts_of, names_beside, owned_journal, read
+from stepwise._journal.journal import (
+    SHARED,
+    Lost,
+    Position,
+    facts_of,
+    holds,
+    names_beside,
+    owned_journal,
+    read,
+    rows_of,
+)
+from stepwise._journal.lease import Lease
 from stepwise._journal.seal import DamagedError, Seal, named
-from stepwise._journal.summary import how_started, sealed_summary
+from stepwise._journal.summary import (
+    Summary,
+    how_started,
+    sealed_as,
+    sealed_summary,
+    summary_of,
+)
 from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
 from stepwise._runs.steps import checkpoints_of, known_facts
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.options import check_values
 from stepwise._values import codec as _codec
 from stepwise._values.codec import Codec
 from stepwise._values.unpickling import Data
-from stepwise.stores import Store
+from stepwise.stores import Batch, Store
 
 
 @dataclass(frozen=True)
@@ -124,6 +147,14 @@ class ForkedRun:
         self.store, self.seal, self.facts = store, seal, facts
         self.entries = whole_records(store, seal, facts, "forked")
         self.calls = {each.step: each for each in self.entries if each.step}
+        self._shared: dict[tuple[int, str], _Shared] = {}
+
+    def shared(self, cut: int, loaded: Loaded | None) -> _Shared:
+        """Return the records up to a number, for branches; read once for all of them."""
+        key = cut, loaded.name if loaded is not None else ""
+        if key not in self._shared:
+            self._shared[key] = _shared_up_to(self, cut, loaded)
+        return self._shared[key]
 
     def number_of(self, step: int | str) -> int:
         """Return the number of a step that is given by number or name."""
@@ -145,9 +176,19 @@ class ForkedRun:
 
     def checkpoints(self, cut: int) -> list[Loaded]:
         """Return the checkpoints taken up to a record, the newest first."""
-        found = checkpoints_of(self.store, self.seal, self.facts.run_id)
-        verified = [loaded for _, loaded in found if loaded is not None]
-        return [each for each in reversed(verified) if each.state.journal[0] <= cut]
+        return _checkpoints(self.store, self.seal, self.facts, cut)
+
+
+def _checkpoints(store: Store, seal: Seal, facts: records.RunFacts, cut: int) -> list[Loaded]:
+    """Return the verified checkpoints up to a record, newest first, also those of a base."""
+    found = (loaded for _, loaded in checkpoints_of(store, seal, facts.run_id) if loaded)
+    verified = [each for each in reversed([*found]) if each.state.journal[0] <= cut]
+    base = facts_of(store, seal, facts.base) if facts.base else None
+    if base is None:
+        return verified
+    first = next(iter(store.read(facts.run_id)), (cut + 1, b""))[0]
+    own = (each.state.journal[0] for each in verified)
+    return [*verified, *_checkpoints(store, seal, base, min(cut, first - 1, *own, 1 << 62))]
 
 
 def point_of(
@@ -250,25 +291,12 @@ def _write(
 ) -> None:
     facts, now = source.facts, time.time()
     shared = [each for each in source.entries if each.number <= cut]
-    payload, changed = _with_changes(facts, loaded, variables)
+    known = look_into(loaded) if loaded is not None and variables else ()
+    payload, changed = _with_changes(facts, loaded, variables, known)
     items, numbers = _items(source, new_id, shared, results, now)
-    head = facts._replace(
-        run_id=new_id,
-        parent=parent,
-        forked_from=facts.run_id,
-        forked_by=this_person(),
-        status=facts.status if parent and facts.status != "suspended" else "running",
+    head = _head(facts, new_id, parent, now)._replace(
         end=numbers.get(facts.end, 0) if parent else 0,
-        error="",
-        waits=(),
-        cancelling="",
-        cancels=0,  # the fork has its own inbox
-        undoing=False,
         pruned=1 if facts.pruned else 0,  # the record of its beginning is written again
-        created_at=now,
-        updated_at=now,
-        trace={},  # a fork begins its own trace
-        tally=None,  # its records have other numbers
     )
 
     def beside(positions: list[Position]) -> dict[str, Data]:
@@ -292,10 +320,155 @@ def _write(
         return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
 
     with owned_journal(source.store, source.seal, new_id) as journal:
-        # First, or a fork without its messages would wait for a message that was already sent.
-        inbox = Inbox(source.store, source.seal, new_id)
-        Inbox(source.store, source.seal, facts.run_id).copy_to(inbox)
+        _copy_inbox(source, new_id)
         journal.begin_with(items, beside, head)
+
+
+def _copy_inbox(source: ForkedRun, new_id: str) -> None:
+    """Copy the messages first, or the fork would wait for a message that was already sent."""
+    inbox = Inbox(source.store, source.seal, new_id)
+    Inbox(source.store, source.seal, source.facts.run_id).copy_to(inbox)
+
+
+def _head(facts: records.RunFacts, new_id: str, parent: str, now: float) -> records.RunFacts:
+    """Return the facts of a fork, from those of its source."""
+    return facts._replace(
+        run_id=new_id,
+        parent=parent,
+        forked_from=facts.run_id,
+        forked_by=this_person(),
+        status=facts.status if parent and facts.status != "suspended" else "running",
+        error="",
+        waits=(),
+        cancelling="",
+        cancels=0,  # the fork has its own inbox
+        undoing=False,
+        created_at=now,
+        updated_at=now,
+        trace={},  # a fork begins its own trace
+        tally=None,  # its records have other numbers
+        base="",
+        effects="",
+        superseded="",
+    )
+
+
+class _Shared(NamedTuple):
+    """The records that the branches of a run at one point share.
+
+    Args:
+        entries: the records, as the run has them.
+        at: the position behind them, without the amounts that the run has spent.
+        checkpoint: the position of the checkpoint in them.
+        variables: the names of the variables that the checkpoint has.
+        begun: when the branches begin, in seconds since 1970.
+        summary: of the records; ``None`` if it is not worth keeping.
+    """
+
+    entries: list[records.Entry]
+    at: Position
+    checkpoint: Position
+    variables: Collection[str]
+    begun: float
+    summary: Summary | None
+
+
+def _shared_up_to(source: ForkedRun, cut: int, loaded: Loaded | None) -> _Shared:
+    """Return the records of a run up to a number, for branches.
+
+    Raises:
+        CorruptStoreError: the last of the records is gone or damaged.
+    """
+    place, facts = (source.store, source.seal, source.facts.run_id), source.facts
+    entries = [each for each in source.entries if each.number <= cut]
+    begins, taken = records.Branched(facts.run_id, {}, time.time()), list[tuple[Any, Position]]()
+    sums = of_checkpoint = records.NO_SUMS
+    for each in entries:
+        entry = records.shared_entry(each, begins)
+        sums = records.sums_after(sums, entry.record)
+        taken.append((entry, Position(each.number, None, 0, sums)))
+        if loaded is not None and each.number <= loaded.state.journal[0]:
+            of_checkpoint = sums
+    checkpoint = loaded.state.start._replace(sums=of_checkpoint) if loaded else Position()
+    variables = look_into(loaded) if loaded is not None else ()
+    for number, data, name in rows_of(*place, cut - 1):
+        if number == cut:
+            opened = source.seal.open(name, data)
+            effects = opened.effects + isinstance(entries[-1].record, records.ANNOUNCES)
+            at = Position(cut, opened.link, effects, sums)
+            summary = summary_of([*taken[:-1], (taken[-1][0], at)])
+            return _Shared(entries, at, checkpoint, [*variables], begins.at, summary)
+        break
+    raise errors.CorruptStoreError(
+        f"record {cut} of run {facts.run_id!r} is gone, and a branch would begin behind it",
+        run_id=facts.run_id,
+    )
+
+
+def share(
+    source: ForkedRun,
+    new_id: str,
+    cut: int,
+    loaded: Loaded | None,
+    variables: Mapping[str, Any],
+    effects: str,
+    parent: str = "",
+) -> None:
+    """Write a branch: a run that shares the records up to ``cut``, and has a checkpoint of its own.
+
+    Args:
+        effects: as in :class:`.records.RunFacts`.
+    """
+    facts, seal = source.facts, source.seal
+    entries, at, checkpoint, known, now, summary = source.shared(cut, loaded)
+    payload, changed = _with_changes(facts, loaded, variables, known)
+    handled, again = _open_calls(source, new_id, entries, now, effects)
+    command, cwd, _ = how_started(source.store, seal, facts) or ((), "", "")
+    begins = records.Branched(facts.run_id, again, now, this_person(), command, cwd, effects)
+    items: list[tuple[records.Record, Data]] = [(begins, b"")]
+    items += [(handled, b"")] if handled.numbers else []
+    head = _head(facts, new_id, parent, now)._replace(
+        base=facts.run_id, effects=effects, end=facts.end if parent and facts.end <= cut else 0
+    )
+    numbers = range(cut + 1)  # a shared record keeps its number
+
+    def beside(_: list[Position]) -> dict[str, Data]:
+        objects = _versions(source, new_id)
+        if summary is not None and not again:
+            objects |= sealed_as(seal, new_id, summary)
+        if loaded is not None:
+            state = loaded.state._replace(
+                journal=checkpoint.kept(),
+                changed=changed,
+                before=None if loaded.state.before is None else "",  # the only checkpoint
+                said=(),  # the streams of the branch begin with what it says itself
+            )
+            objects |= sealed(seal, new_id, loaded, state, numbers, payload)
+        return objects
+
+    with _shareable(source, at), owned_journal(source.store, seal, new_id) as journal:
+        _copy_inbox(source, new_id)
+        journal.load(at)
+        journal.begin_with(items, beside, head)
+
+
+@contextmanager
+def _shareable(source: ForkedRun, at: Position) -> Iterator[None]:
+    """Hold the lease of a run, so that nobody prunes or deletes it before the branch is written.
+
+    Raises:
+        RunBusyError: the run is being executed.
+        CorruptStoreError: it is no longer the run that was read.
+    """
+    store, run_id = source.store, source.facts.run_id
+    with Lease(store, run_id).acquire() as lease:
+        if not holds(store, source.seal, run_id, at):
+            raise errors.CorruptStoreError(
+                f"run {run_id!r} was deleted or repaired meanwhile: branch it again", run_id=run_id
+            )
+        if store.get(run_id, SHARED) is None:
+            store.write(run_id, lease.epoch, Batch(put={SHARED: b"by branches"}))
+        yield
 
 
 def _beside_calls(
@@ -306,9 +479,7 @@ def _beside_calls(
     Args:
         numbers: the new numbers of the shared records.
     """
-    run_id, seal, put = source.facts.run_id, source.seal, dict[str, Data]()
-    for each in recorded_versions(source.store, seal, run_id):
-        put[each.key], _ = seal.close(named(each.key, new_id), [*each])
+    run_id, seal, put = source.facts.run_id, source.seal, _versions(source, new_id)
     calls, vault = {each.step for each in shared if each.call}, Vault(source.store, seal, run_id)
     for name, call in names_beside(source.store, run_id).items():
         if call not in calls:
@@ -326,22 +497,35 @@ def _beside_calls(
     return put
 
 
+def _versions(source: ForkedRun, new_id: str) -> dict[str, Data]:
+    """Return the recorded versions of steps, for the fork."""
+    put, seal = dict[str, Data](), source.seal
+    for each in recorded_versions(source.store, seal, source.facts.run_id):
+        put[each.key], _ = seal.close(named(each.key, new_id), [*each])
+    return put
+
+
 def _with_changes(
-    facts: records.RunFacts, loaded: Loaded | None, variables: Mapping[str, Any]
+    facts: records.RunFacts,
+    loaded: Loaded | None,
+    variables: Mapping[str, Any],
+    known: Collection[str],
 ) -> tuple[bytes, list[list[Any]]]:
-    """Return the pickled variables of a checkpoint, followed by the changed values."""
+    """Return the pickled variables of a checkpoint, followed by the changed values.
+
+    Args:
+        known: the names of the variables that the checkpoint has.
+    """
     if loaded is None:
         return b"", []
     before = loaded.payload
     changed = list(loaded.state.changed)
-    if variables:
-        known = look_into(loaded)
-        unknown = [name for name in variables if name not in known]
-        if unknown:
-            raise errors.ConfigurationError(
-                f"run {facts.run_id!r} has no variable {unknown[0]!r} at {loaded.state.where}; it "
-                f"has {', '.join(known) or 'none'}"
-            )
+    unknown = [name for name in variables if name not in known]
+    if unknown:
+        raise errors.ConfigurationError(
+            f"run {facts.run_id!r} has no variable {unknown[0]!r} at {loaded.state.where}; only "
+            f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
+        )
     for name, value in variables.items():
         data, form = _codec.encode(value, f"the new value of {name!r}")
         before += bytes(data)
@@ -359,35 +543,42 @@ def _items(
     """Return the records of the fork, and the new number of each shared record."""
     items: list[tuple[records.Record, Data]] = []
     numbers: dict[int, int] = {}
-    made = {each.step for each in shared if each.call}
-    later = projection.handled_in(source.entries[len(shared) :])
-    handled = records.Handled(tuple(sorted(later & made)), now)
-    known = projection.Calls([*shared, records.Entry(source.entries[-1].number + 1, handled, b"")])
-    calls = {each.call.number: _call_in_fork(source, new_id, each) for each in known}
+    handled, again = _open_calls(source, new_id, shared, now)
     if not projection.start_of(shared[:1]):
         items.append((_started(source, None, now), b""))
     for entry in shared:
-        record, payload = entry.record, entry.payload
+        record = entry.record
         if isinstance(record, records.Started):
             record = _started(source, record, now)
-        elif isinstance(record, (records.Intent, records.Waiting, records.Outcome)):
-            call = record.call
-            again = calls.get(call.number)
-            if again is not None:
-                record = record._replace(call=call._replace(key=again.key, child=again.child))
-            if isinstance(record, records.Intent) and (again is None or again.key == call.key):
-                record, payload = record._replace(form=None), b""  # the fork must not undo it
-            if isinstance(record, records.Waiting) and record.kind == "approval":
-                # The fork asks again: an approval is for one call of one run.
-                record, payload = record._replace(ticket="", digest="", form=None), b""
         elif isinstance(record, (records.Quarantined, records.Suspended, records.Cancelling)):
             continue
-        items.append((records.uncounted(record), payload))  # the source has spent these amounts
+        items.append(records.in_fork(record, entry.payload, again))
         numbers[entry.number] = len(items)
     if handled.numbers:
         items.append((handled, b""))
     items.extend(_changed_results(source, shared, results))
     return items, numbers
+
+
+def _open_calls(
+    source: ForkedRun, new_id: str, shared: list[records.Entry], now: float, effects: str = ""
+) -> tuple[records.Handled, dict[str, tuple[str, str]]]:
+    """Return which failures the source handled later, and the calls that the fork may make again.
+
+    Returns:
+        the record about the failures; and the new key and child run of each call that shares none
+        with its source any more, by its number.
+    """
+    made = {each.step for each in shared if each.call}
+    later = projection.handled_in(source.entries[len(shared) :])
+    handled = records.Handled(tuple(sorted(later & made)), now)
+    known = projection.Calls([*shared, records.Entry(source.entries[-1].number + 1, handled, b"")])
+    again = {}
+    for each in known:
+        call = _call_in_fork(source, new_id, each, effects)
+        if (call.key, call.child) != (each.call.key, each.call.child):
+            again[str(call.number)] = call.key, call.child
+    return handled, again
 
 
 def _started(source: ForkedRun, started: records.Started | None, now: float) -> records.Started:
@@ -408,7 +599,7 @@ def _started(source: ForkedRun, started: records.Started | None, now: float) -> 
 
 
 def _call_in_fork(
-    source: ForkedRun, new_id: str, recorded: projection.RecordedCall
+    source: ForkedRun, new_id: str, recorded: projection.RecordedCall, effects: str
 ) -> records.Call:
     """Return a shared call for the fork, under a new key if it will be made again."""
     call = recorded.call
@@ -416,11 +607,11 @@ def _call_in_fork(
         return call
     child = ""
     if call.child:
-        child = _fork_child(source, new_id, call.child)
+        child = _fork_child(source, new_id, call.child, effects)
     return call._replace(key=key_of(new_id, call) if call.effect else "", child=child)
 
 
-def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
+def _fork_child(source: ForkedRun, new_id: str, child: str, effects: str) -> str:
     """Fork a child run that has not answered yet; return the id of its fork, empty if not begun."""
     if facts_of(source.store, source.seal, child) is None:
         return ""  # killed before it began
@@ -430,7 +621,11 @@ def _fork_child(source: ForkedRun, new_id: str, child: str) -> str:
         name = f"{new_id}/{random_id(whole.facts.label)}"
     end = whole.entries[-1].number
     places = whole.checkpoints(end)
-    _write(whole, name, end, places[0] if places else None, {}, {}, parent=new_id)
+    loaded = places[0] if places else None
+    if effects:
+        share(whole, name, end, loaded, {}, effects, parent=new_id)
+    else:
+        _write(whole, name, end, loaded, {}, {}, parent=new_id)
     return name
 
 

@@ -17,7 +17,7 @@ from stepwise._journal.journal import Journal, Position, facts_of, read_entries
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
 from stepwise._journal.projection import Calls, met_messages
-from stepwise._journal.records import Cancelling, Ended, RunFacts
+from stepwise._journal.records import ADOPTED, Cancelling, Ended, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import open_waits
 from stepwise._runs.steps import gone, known_facts, newest_checkpoint
@@ -149,6 +149,20 @@ def send(store: Store, seal: Seal, run_id: str, name: str, value: Any, key: str 
     return number
 
 
+def refuse_in_branch(why: str) -> None:
+    """Refuse what the code of a branch does to other runs.
+
+    Raises:
+        ConfigurationError: the code of a branch does it.
+    """
+    scope = current_scope()
+    if scope is not None and scope.run.effects not in ("", ADOPTED):
+        raise errors.ConfigurationError(
+            f"run {scope.run.run_id!r} is a branch, and {why}: "
+            "put the call into a tool with side_effect=True, which effects= of branch() answers"
+        )
+
+
 def deliver(
     store: Store,
     seal: Seal,
@@ -171,6 +185,7 @@ def deliver(
         RunNotFoundError: the run was deleted in the meantime.
     """
     refuse_ended(facts)
+    refuse_in_branch(f"sends no message to run {facts.run_id!r}")
     inbox = Inbox(store, seal, facts.run_id)
     number = inbox.post(kind, name, value, **more)
     if facts_of(store, seal, facts.run_id) is None:  # deleted since: clean up the inbox

@@ -17,7 +17,7 @@ from stepwise._journal.course import Asked, Questions, Stop, open_questions, sto
 from stepwise._journal.inbox import Inbox, Message, this_person
 from stepwise._journal.journal import Journal, Position, facts_of, read_entries
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
-from stepwise._journal.records import Entry, Forgotten, Record, Resumed, Ruled, RunFacts
+from stepwise._journal.records import COLLECT, Entry, Forgotten, Record, Resumed, Ruled, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise._runs.messages import ENDED, deliver, ended_error
@@ -223,6 +223,14 @@ def give_answer(
     if question is None:
         raise _not_asked(store, seal, facts, step, ticket, found)
     facts = facts if question.run_id == run_id else known_facts(store, seal, question.run_id)
+    top = facts
+    while top.parent:
+        top = known_facts(store, seal, top.parent)
+    if top.effects == COLLECT:
+        raise ConfigurationError(
+            f"run {top.run_id!r} is a branch, and proposes {question.name}: adopt it first, then "
+            "say yes or no: branch.adopt(), or stepwise adopt " + shell_word(top.run_id)
+        )
     signature = _signature(question, said)
     # Only the first answer with a key counts; an unsigned answer must not block the approvers.
     more: Any = {"step": question.step, "approved": said.approved, "note": note}

@@ -23,7 +23,14 @@ from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import drop_idle_ledgers
 from stepwise._runs.run import Run, number_of_runs
-from stepwise._runs.verify import ChildRuns, delete_held, delete_run, empty_streams, erase
+from stepwise._runs.verify import (
+    ChildRuns,
+    delete_held,
+    delete_run,
+    empty_streams,
+    erase,
+    refuse_shared,
+)
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
 from stepwise._runtime.retention import Retain
@@ -35,6 +42,7 @@ _AT_ONCE, _REST = 0.1, 0.3  # seconds of work, and of rest after it
 _END = 5.0  # seconds to wait for the deletion in progress
 _YOUNG = 1000  # runs in a row that are too young: all others are, too
 _MEASURED = 4  # the size is measured again once this part of the excess is gone
+_ENDED = ("completed", "cancelled")
 _ROW = 1000  # bytes of a run beside its records and objects, about
 
 
@@ -147,7 +155,7 @@ class _Keeper:
             if not goes_on():
                 return emptied
             facts = journals.open_head(self._seal, head) if head.finished else None
-            if facts is None or facts.parent or facts.undoing:
+            if facts is None or facts.parent or facts.undoing or facts.status not in _ENDED:
                 continue
             exceeds = self.deleted - before < too_many or self._excess > 0
             if exceeds or facts.updated_at <= old:
@@ -169,6 +177,8 @@ class _Keeper:
                     return 0
                 ids = [*Run(store, run_id, self._seal)._with_children(children)]
                 self._freed += sum(map(self._weight, ids)) if self._excess else 0
+                for each in ids:
+                    refuse_shared(store, self._seal, each)
                 for child in reversed(ids[1:]):
                     delete_run(store, self._seal, child)
                 delete_held(store, self._seal, lease)

@@ -10,10 +10,10 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepwise import errors
 from stepwise._calls.compensation import compensate
@@ -48,7 +48,15 @@ from stepwise._runs.overview import (
     shown,
 )
 from stepwise._runs.streaming import RunStream, shown_text
-from stepwise._runs.verify import ChildRuns, Verification, delete_run, erase, repair, verify
+from stepwise._runs.verify import (
+    ChildRuns,
+    Verification,
+    delete_run,
+    erase,
+    refuse_shared,
+    repair,
+    verify,
+)
 from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
@@ -56,6 +64,11 @@ from stepwise._runtime.messages import count, fold, shell_word
 from stepwise._values.codec import Codec
 from stepwise.stores import Head, Owner, Store, open_store
 from stepwise.stores.base import Words
+
+if TYPE_CHECKING:
+    from stepwise._calls.branching import BranchCall
+    from stepwise._execution.budget import Budget
+    from stepwise._runs.branching import RunBranches
 
 # -- run ------------------------------------------------------------------------------------------
 
@@ -678,6 +691,50 @@ class Run:
         change = Change(at, locals or {}, results or {}, messages)
         return Run(self.store, fork(self.store, self._seal, self.id, change, run_id))
 
+    def branch(
+        self,
+        at: int | str | None = None,
+        variations: int | Iterable[Mapping[str, Any]] = 1,
+        *,
+        effects: Literal["refuse", "collect"] | Callable[[BranchCall], Any] = "refuse",
+        max_workers: int = 8,
+        budget: Budget | None = None,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> RunBranches:
+        """Continue one moment of the run several times, each time with other variables.
+
+        Each branch is a run of its own, which shares the records before that moment with this run:
+        they are neither copied nor made again.  Plain steps are executed; no branch makes a side
+        effect that this run had not made.  The call returns when every branch has ended, has
+        proposed a side effect, or was stopped.  Called again with the same arguments, it goes on
+        with the same branches, after a kill too, and executes none that has ended.
+
+        Args:
+            at: the number or name of the last step that is shared, or the ``position`` of a
+                checkpoint, ``file:line``; by default the newest checkpoint.
+            variations: for each branch, the variables that differ, by name: local variables and
+                arguments of the workflow, not those of modules; or a number of branches.
+            effects: what happens to side effects. ``"refuse"``: the branch stops with
+                :class:`EffectRefusedError`. ``"collect"``: the branch stops there and proposes
+                the call, see :meth:`RunBranch.adopt`.  Or a function of a :class:`BranchCall`,
+                whose value the call returns.
+            max_workers: the number of branches that are executed at the same time.
+            budget: what all branches together may spend; seconds are those of the clock.
+            inputs: arguments that were not recorded, such as clients, by name.
+
+        Returns:
+            the branches, which print as a table.
+
+        Raises:
+            ConfigurationError: there is no such variable, or the run cannot have branches: a child
+                run, a generator, a run without its first records, or another process's workflow.
+            StepNotFoundError: there is no such step or statement.
+            RunBusyError: the run is being executed.
+        """
+        from stepwise._runs.branching import branch
+
+        return branch(self, at, variations, effects, max_workers, budget, inputs or {})
+
     def forget(self, step: int | str) -> None:
         """Forget a recorded step, so that it runs again the next time the workflow is called.
 
@@ -773,6 +830,8 @@ class Run:
 
     def _delete(self, children: ChildRuns) -> None:
         """Delete the run and its child runs."""
+        for each in self._with_children(children):
+            refuse_shared(self.store, self._seal, each)
         for child in children.of(self.id):
             Run(self.store, child, self._seal)._delete(children)
         delete_run(self.store, self._seal, self.id)

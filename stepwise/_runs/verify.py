@@ -25,8 +25,8 @@ from stepwise._journal.versions import CODE
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import count
-from stepwise.errors import RunNotFoundError
+from stepwise._runtime.messages import count, shell_word
+from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Batch, Store
 
 # -- children -------------------------------------------------------------------------------------
@@ -70,6 +70,22 @@ class ChildRuns:
         return journals.children_of(self._store, self._seal)
 
 
+def refuse_shared(store: Store, seal: Seal, run_id: str) -> None:
+    """Refuse to delete a run whose records branches share.
+
+    Raises:
+        ConfigurationError: the message names the branches.
+    """
+    branches = journals.branches_of(store, seal, run_id)
+    if branches:
+        first = ", ".join(branches[:5]) + ", ..." * (len(branches) > 5)
+        raise ConfigurationError(
+            f"run {run_id!r} stays, since its records are shared by {len(branches)} of its "
+            f"branches: {first}. Delete these first: stepwise forget "
+            f"{' '.join(map(shell_word, branches[:5]))}"
+        )
+
+
 # -- deleting -------------------------------------------------------------------------------------
 
 
@@ -95,6 +111,7 @@ def delete_run(store: Store, seal: Seal, run_id: str) -> None:
 def delete_held(store: Store, seal: Seal, lease: Lease) -> None:
     """Delete the run of a held lease, without its child runs."""
     run_id = lease.run_id
+    refuse_shared(store, seal, run_id)
     inbox = Inbox(store, seal, run_id)
     Bell(store, seal).forget(run_id)
     inbox.delete()  # first: the next run with this id would inherit it

@@ -486,6 +486,15 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
         )
     if call.explicit:
         check_conflict(call, seal, facts)
+    if facts.superseded:
+        raise errors.RunConflictError(
+            f"run {call.run_id!r} is not continued: its branch {facts.superseded!r} was adopted. "
+            f"Call that: .options(run_id={facts.superseded!r}), or begin anew: "
+            ".options(fresh=True)",
+            run_id=call.run_id,
+            recorded=f"the branch {facts.superseded}",
+            given=call.run_id,
+        )
     if facts.status == "cancelled":
         _refuse_cancelled(call, seal, facts)
     return facts, _result(call, seal, facts) if facts.status == "completed" else None

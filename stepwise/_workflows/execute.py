@@ -651,6 +651,8 @@ def record_interruption(
         from stepwise._execution.budget import exceeded_text  # on use: for runs with a budget
 
         why = exceeded_text(stop)
+    if isinstance(stop, errors.EffectRefusedError):
+        why = f"refused: {stop.name}({stop.arguments})"
     if why or active.begun:  # else the journal may not even have been read
         _record(active, why or type(stop or error).__name__, decided=bool(why))
 

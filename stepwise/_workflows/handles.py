@@ -952,11 +952,17 @@ class Recovered(list["Handle[Any] | AsyncHandle[Any]"]):
         self.left = list(left)
 
 
-def resume(workflow: Definition, run: Run, given: Mapping[str, Any]) -> Any:
-    """Continue a run and return its handle; see :meth:`stepwise.Run.resume`."""
+def resume(workflow: Definition, run: Run, given: Mapping[str, Any], *, here: bool = False) -> Any:
+    """Continue a run and return its handle; see :meth:`stepwise.Run.resume`.
+
+    Args:
+        here: execute the run in this thread, and return its result.
+    """
     refuse_inside(f"resume() of run {run.id!r}")
     top = call_again(workflow, run, given)
     top.resumes = True
+    if here:
+        return executed(top)
     in_task = top.workflow.is_coroutine and asyncio_state.loop_runs()
     return start_task(top) if in_task else start_thread(top)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,7 @@ from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunWait, Suspended
+from stepwise._runs.messages import refuse_in_branch
 from stepwise._runs.run import Run, current_step
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed, now
@@ -199,13 +201,16 @@ def _append(call: Invocation, seal: Any, epoch: int, due: float, *, limited: boo
 
 
 def _ring(store: Store, seal: Any) -> None:
-    """Ring the bell, but not for each of many submissions."""
+    """Ring the bell, but not for each of many submissions; the next scan of ``up`` finds them."""
     with _lock:
         at = elapsed()
         if at - _rung.get(store.url, -1.0) < _BETWEEN_RINGS:
             return
+        _rung[store.url] = math.inf  # meanwhile no other thread rings
+    try:
+        Bell(store, seal).ring(QUEUE)
+    finally:
         _rung[store.url] = at
-    Bell(store, seal).ring(QUEUE)
 
 
 # -- inside a run ----------------------------------------------------------------------------------
@@ -226,6 +231,7 @@ def _submit_once(
     The id follows from the step's idempotency key: a step that was killed before it was recorded
     finds its run, and submits no second one.
     """
+    refuse_in_branch(f"submits no run of {workflow.label!r}")
     if run_id is None:
         key = current_step().idempotency_key.encode()
         run_id = f"{workflow.label}-{hashlib.blake2b(key, digest_size=6).hexdigest()}"

@@ -65,10 +65,10 @@ def _start(workflow: definitions.Definition, instance: Any, args: Any, kwargs: A
     return start(workflow, instance, args, kwargs)
 
 
-def _resume(workflow: definitions.Definition, run: Run, inputs: Mapping[str, Any]) -> Any:
+def _resume(workflow: definitions.Definition, run: Run, *how: Any, **more: Any) -> Any:
     from stepwise._workflows.handles import resume  # on use
 
-    return resume(workflow, run, inputs)
+    return resume(workflow, run, *how, **more)
 
 
 class _Offers(definitions.TakesOptions, Generic[P, R_co]):

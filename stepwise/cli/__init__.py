@@ -7,6 +7,8 @@ invalid command line.
 
 from stepwise.cli import (  # noqa: F401
     agents,
+    branches,
+    cache,
     learn,
     limits,
     look,

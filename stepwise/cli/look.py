@@ -30,7 +30,7 @@ from stepwise._display.terminal import (
     shown_value,
     when,
 )
-from stepwise._display.words import resume_text, tries_text
+from stepwise._display.words import cached_text, resume_text, tries_text
 from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
@@ -385,6 +385,7 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
     _say("key", printable(step.idempotency_key) if step.side_effect else "")
     _say("child", printable(step.child))
     _say("model", printable(usage_text(step.usage)))
+    _say("answer", printable(cached_text(step)))
     _say("prompt", printable(str(moved), 1000) if moved is not None else "")
     _say("result", printable(step.preview, 1000))
     if inputs is not None:

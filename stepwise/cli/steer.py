@@ -209,10 +209,10 @@ def fork(
 
     VALUE is JSON; any other VALUE is taken as text.
     """
-    variables = dict(_pair(each, "--set") for each in changes)
+    variables = dict(pair(each, "--set") for each in changes)
     answers: dict[int | str, Any] = {
         int(step) if step.isdecimal() else step: value
-        for step, value in (_pair(each, "--result") for each in results)
+        for step, value in (pair(each, "--result") for each in results)
     }
     run = cli.find_run(run_id)
     made = run.fork(at=at, run_id=new_id, locals=variables, results=answers, messages=messages)
@@ -225,7 +225,8 @@ def fork(
     cli.note(f"  stepwise resume {shell_word(made.id)}")
 
 
-def _pair(text: str, option: str) -> tuple[str, Any]:
+def pair(text: str, option: str) -> tuple[str, Any]:
+    """Return the name and the value of an option ``NAME=VALUE``; the value is JSON or text."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)

@@ -292,6 +292,7 @@ def _head(view: View, at: _Moment) -> Markup:
         "steps": f"{shown.total:,}" if shown.total else "",
         "execution time": duration_text(spent.seconds) if spent.seconds else "",
         "saved by resuming": ui.saved_text(spent.saved or {}),
+        "saved by the cache": ui.saved_text(spent.saved_by_cache or {}),
         "down": duration_text(shown.lost) if shown.lost else "",
         "resumed": f"{at.page.resumed} times"
         if at.page.resumed > 1

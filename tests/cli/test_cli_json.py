@@ -83,6 +83,7 @@ COMMANDS = {
     "resume": (dict, "resume RUN"),
     "resume all": (list, "resume --all-crashed"),
     "fork": (dict, "fork RUN --at 0"),
+    "branch": (list, "branch RUN --at 1"),
     "send": (dict, "send ASKING paid true"),
     "approve": (dict, "approve ASKING book TICKET --note fine"),
     "deny": (dict, "deny ASKING 1 TICKET --reason costly"),
@@ -296,7 +297,15 @@ def test_doctor_of_a_file_in_the_place_of_the_store(home):
 
 
 UNREADABLE = ["runs", "show x", "in-doubt", "verify", "watch x", "locals x", "diff x y", "export x"]
-UNREADABLE += ["resume x", "resume --all-crashed", "fork x", "forget x --yes", "prune", "compact"]
+UNREADABLE += [
+    "resume x",
+    "resume --all-crashed",
+    "fork x",
+    "branch x",
+    "forget x --yes",
+    "prune",
+    "compact",
+]
 UNREADABLE += ["resolve x 1 --landed 1", "restore"]
 
 

@@ -17,6 +17,7 @@ BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 NOT_SCRIPTS = {"bench", "common", "comparison", "page", "plots", "shown"}
 NOT_SCRIPTS |= {"langgraph_saver"}  # needs LangGraph, which is not in this environment
 NOT_SCRIPTS |= {
+    "branches",
     "changes",
     "edits",
     "limits",

@@ -1,0 +1,348 @@
+"""Branches: one moment of a run, continued several times, with other variables.
+
+A branch is a run with an id that follows from its base, the point and the variables.  So the same
+call finds the branches again: it goes on with the unfinished ones, and executes no finished one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from stepwise import errors
+from stepwise._calls.branching import answer_with, policy_of
+from stepwise._display import render
+from stepwise._execution.account import pooled
+from stepwise._execution.active_run import current_scope
+from stepwise._execution.process_memory import known_workflow
+from stepwise._journal.course import superseded
+from stepwise._journal.inbox import this_person
+from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
+from stepwise._journal.records import ADOPTED, Adopted, Call, RunFacts, Superseded
+from stepwise._runs.fork import Change, ForkedRun, point_of, share
+from stepwise._runtime.facts import public
+from stepwise._runtime.options import check_kind
+from stepwise._values import digest
+from stepwise._values.preview import preview
+from stepwise.errors import ConfigurationError, RunStopped
+
+_OVER = ("completed", "failed", "cancelled")
+
+
+# -- where, and which ------------------------------------------------------------------------------
+
+
+class BranchPoint:
+    """A point of a run at which branches begin.
+
+    Args:
+        at: the number or name of a step, ``file:line`` of a statement, or ``None`` for the newest
+            checkpoint.
+    """
+
+    def __init__(self, run: Any, at: int | str | None) -> None:
+        self.run, self.source = run, ForkedRun(run.store, run._seal, run.id)
+        facts = self.facts
+        if facts.parent or facts.pruned:
+            why = f"it is a child run of {facts.parent!r}" if facts.parent else "it was pruned"
+            raise ConfigurationError(f"run {run.id!r} cannot have branches, since {why}")
+        self.cut, self.loaded = point_of(self.source, self._change(at), {})
+
+    @property
+    def facts(self) -> RunFacts:
+        return self.source.facts
+
+    def _change(self, at: int | str | None) -> Change:
+        if not isinstance(at, str):
+            return Change(at)
+        if at.isdecimal():
+            return Change(int(at))
+        if ":" not in at:
+            return Change(self.source.number_of(at))
+        found = self.source.checkpoints(self.source.entries[-1].number)
+        for each in found:
+            if each.state.where == at or each.state.where.endswith(f"/{at}"):
+                return Change(checkpoint=each.name)
+        places = ", ".join(dict.fromkeys(each.state.where for each in found)) or "none"
+        raise self.source.no_step(at, f"has no checkpoint (kept are: {places})")
+
+    def check(self, variations: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse variables that the frame does not have.
+
+        Raises:
+            ConfigurationError: the message lists the variables that it has.
+        """
+        given = {name for each in variations for name in each}
+        if given and self.loaded is None:
+            raise ConfigurationError(
+                f"run {self.run.id!r} has no variables before its first checkpoint: give at= a "
+                "later step, or call the workflow itself with other arguments"
+            )
+        known = self.source.shared(self.cut, self.loaded).variables
+        for name in sorted(given.difference(known)):
+            assert self.loaded is not None
+            raise ConfigurationError(
+                f"run {self.run.id!r} has no variable {name!r} at {self.loaded.state.where}; only "
+                f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
+            )
+
+    def id_of(self, place: int, variation: Mapping[str, Any], policy: str) -> str:
+        """Return the id of a branch: the same for the same point, variables and policy."""
+        last = self.source.shared(self.cut, self.loaded).at
+        facts = [str(place), (last.link or b"").hex(), self.loaded.name if self.loaded else ""]
+        for name, value in sorted(variation.items()):
+            try:
+                facts += [name, digest.digest(value)]
+            except errors.DigestError:
+                facts.append(name)
+        return f"{self.run.id}.{place + 1}-{digest.combine(policy, *facts)[:12]}"
+
+
+def variations_of(variations: Any) -> list[dict[str, Any]]:
+    """Return the variables of each branch.
+
+    Raises:
+        ConfigurationError: these are no variations.
+    """
+    if isinstance(variations, int) and not isinstance(variations, bool) and variations > 0:
+        return [{} for _ in range(variations)]
+    try:
+        found = [dict(each) for each in variations]
+    except (TypeError, ValueError):
+        found = []
+    if not found or any(not isinstance(name, str) for each in found for name in each):
+        raise ConfigurationError(
+            f"variations={preview(variations)}: give a number of branches, or for each branch the "
+            'variables that differ: variations=[{"model": "a"}, {"model": "b"}]'
+        )
+    return found
+
+
+# -- the branches ----------------------------------------------------------------------------------
+
+
+@public
+class RunBranch:
+    """One branch of a run.
+
+    Attributes:
+        run: the branch as a run.
+        variation: the variables that it was given.
+    """
+
+    def __init__(
+        self,
+        run: Any,
+        variation: Mapping[str, Any],
+        error: BaseException | None = None,
+    ) -> None:
+        self.run, self.variation = run, variation
+        self._error = error
+
+    def __repr__(self) -> str:
+        return f"<Branch {self.run.id} {self.run.status}: {_shown(self.variation)}>"
+
+    @property
+    def result(self) -> Any:
+        """What the branch returned; ``None`` if it has not completed."""
+        return self.run.result
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that ended or stopped the branch; ``None`` if there is none."""
+        failed: BaseException | None = self.run.error
+        return failed if failed is not None else self._error
+
+    @property
+    def proposals(self) -> list[Any]:
+        """The side effects that it would make next, with ``effects="collect"``: questions."""
+        found: list[Any] = self.run.questions
+        return found
+
+    @property
+    def parted(self) -> str:
+        """The first step that the base made otherwise, or not at all; empty if there is none."""
+        base, own = (
+            _calls_of(self.run, run_id) for run_id in (self.run._facts().base, self.run.id)
+        )
+        for number, call in own.items():
+            before = base.get(number)
+            if before is None or (before.name, before.digest) != (call.name, call.digest):
+                return f"step {number} {call.name}({call.arguments})"
+        return ""
+
+    def adopt(self) -> None:
+        """Go on with this branch instead of its base; its other branches are cancelled.
+
+        A call of the base then names the branch.  The side effects that the branch has proposed
+        are questions from now on: a person's yes makes each of them.  Later ones are made as in
+        any run.  The run goes on when it is called, or with ``branch.run.resume()``.
+
+        Raises:
+            ConfigurationError: the branch has ended, or its side effects were answered by a
+                function, so that it would go on from what never happened.
+            RunBusyError: the branch or its base is being executed.
+        """
+        adopt(self.run)
+
+
+def _calls_of(run: Any, run_id: str) -> dict[int, Call]:
+    """Return the calls of a run by number; none if the run is gone."""
+    entries = read_entries(run.store, run._seal, run_id)
+    return {each.call.number: each.call for each in entries if each.call is not None}
+
+
+def _shown(variation: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={preview(value)}" for name, value in variation.items()) or "as it was"
+
+
+@public
+class RunBranches(list[RunBranch]):
+    """The branches of a run, displayed as a table."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each branch, as plain data: what the table shows."""
+        return [_row(each) for each in self]
+
+    def __str__(self) -> str:
+        return render.branches_text(self.rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return render.branches_html(self.rows())
+
+
+def _row(branch: RunBranch) -> dict[str, Any]:
+    run, spent, error = branch.run, branch.run.spent, branch.error
+    proposed = [f"proposes {each.name}" for each in branch.proposals]
+    outcome = run._facts().error or (f"{type(error).__name__}: {error}" if error else "")
+    try:
+        outcome = preview(branch.result) if run.status == "completed" else outcome
+    except errors.UnreadableValueError as problem:
+        outcome = str(problem)
+    return {
+        "run": run.id,
+        "base": run.forked_from or "",
+        "variation": _shown(branch.variation),
+        "status": run.status,
+        "result": ", ".join(proposed) or outcome,
+        "steps": spent.steps,
+        "usd": spent.usd,
+        "seconds": spent.seconds,
+        "parted": branch.parted,
+    }
+
+
+def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBranches:
+    """Write the branches that are not there yet; return all of them.
+
+    Raises:
+        RunBusyError: the base is being executed.
+    """
+    policy, each_of = policy_of(effects), variations_of(variations)
+    found = RunBranches()
+    point = BranchPoint(run, at)
+    point.check(each_of)
+    for place, variation in enumerate(each_of):
+        run_id = point.id_of(place, variation, policy)
+        if facts_of(run.store, run._seal, run_id) is None:
+            share(point.source, run_id, point.cut, point.loaded, variation, policy)
+        found.append(RunBranch(type(run)(run.store, run_id, run._seal), variation))
+        answer_with(run.store.url, run_id, effects)
+    return found
+
+
+def branch(
+    run: Any,
+    at: int | str | None,
+    variations: Any,
+    effects: Any,
+    max_workers: int,
+    budget: Any,
+    inputs: Mapping[str, Any],
+) -> RunBranches:
+    """Make branches, and execute those that have not ended; see :meth:`stepwise.Run.branch`."""
+    scope = current_scope()
+    if scope is not None:
+        raise ConfigurationError(
+            f"branch() of run {run.id!r} was called inside run {scope.run.run_id!r}, which would "
+            "not record it: call it outside of any run"
+        )
+    if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
+        raise ConfigurationError(f"branch(max_workers={max_workers!r}): it must be 1 or more")
+    if budget is not None:
+        from stepwise._execution.budget import Budget  # on use
+
+        check_kind("branch(budget=...)", budget, Budget, "give stepwise.Budget(usd=1)")
+    workflow = known_workflow(run.workflow)
+    definition = workflow.definition
+    if definition.is_generator or definition.is_async_generator:
+        raise ConfigurationError(
+            f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: it "
+            "cannot have branches"
+        )
+    found = make(run, at, variations, effects)
+    execute = functools.partial(_execute, workflow, inputs)
+    spent = [each.run.spent for each in found] if budget is not None else ()
+    with pooled(f"the branches of {run.id}", budget, spent):
+        pool = ThreadPoolExecutor(max_workers, "stepwise branch")
+        try:
+            jobs = [pool.submit(contextvars.copy_context().run, execute, each) for each in found]
+            for job in jobs:
+                job.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    return found
+
+
+def to_execute(branch: RunBranch) -> bool:
+    """Return whether a branch has neither ended, nor proposed something, nor been adopted."""
+    facts = branch.run._facts()
+    return facts.status not in (*_OVER, "suspended") and facts.effects != ADOPTED
+
+
+def _execute(workflow: Any, inputs: Mapping[str, Any], branch: RunBranch) -> None:
+    """Execute a branch until it ends, proposes something, or stops."""
+    if not to_execute(branch):
+        return
+    try:
+        workflow.resume(branch.run, inputs, here=True)
+    except BaseException as error:  # the thread is that of this branch alone
+        branch._error = error
+
+
+# -- adopting --------------------------------------------------------------------------------------
+
+
+def adopt(run: Any) -> None:
+    """Let a branch go on instead of its base; see :meth:`RunBranch.adopt`."""
+    facts = run._facts()
+    if not facts.base or facts.effects == ADOPTED:
+        why = "is adopted already" if facts.base else "is no branch"
+        raise ConfigurationError(f"run {run.id!r} {why}")
+    if facts.effects.startswith("answer"):
+        raise ConfigurationError(
+            f"branch {run.id!r} cannot be adopted: a function answered its side effects, so that "
+            'it would go on from what never happened. Branch again with effects="collect"'
+        )
+    base, now, who = facts.base, time.time(), this_person()
+    with run._journal() as (journal, _):
+        with owned_journal(run.store, run._seal, base) as of_base:
+            above, record = facts_of(run.store, run._seal, base), Superseded(run.id, who, now)
+            of_base.load(tolerant=True)
+            if above is not None:
+                of_base.append((record, b""), head=superseded(above, record))
+        head = facts._replace(effects=ADOPTED, tally=None)
+        journal.append((Adopted(who, now), b""), head=head)
+    for run_id in branches_of(run.store, run._seal, base):
+        other = type(run)(run.store, run_id, run._seal)
+        if run_id != run.id and other.status not in _OVER:
+            other.cancel(f"branch {run.id} was adopted")
+            with contextlib.suppress(ConfigurationError, RunStopped):  # else at its next start
+                known_workflow(run.workflow).resume(other, {}, here=True)
