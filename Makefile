@@ -18,7 +18,7 @@ OF_BROWSER := tests/ui/browser
 OF_REWRITE := tests/rewrite/test_rewrite_cpython.py tests/crash/test_teleports.py
 
 .PHONY: help install browser test-ui pictures-ui test test-fast test-all test-rewrite environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
-.PHONY: bench bench-peers bench-page pictures screenshots docs
+.PHONY: bench bench-peers bench-page conformance pictures screenshots docs
 
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -132,6 +132,9 @@ bench: install  ## measure against the limits, print what users feel; docs/bench
 
 bench-peers: install  ## the same, and other libraries, each in its own environment (GO_ON=--go-on)
 	$(BIN)/python benchmarks/bench.py --peers $(QUICK) $(GO_ON)
+
+conformance: install  ## what libraries hold of "Resume Means Resume", with real kills; docs/conformance.md (QUICK=--quick)
+	$(BIN)/python benchmarks/conformance/conformance.py $(QUICK) --json benchmarks/conformance/results.json --page docs/conformance.md
 
 bench-page: install  ## write docs/benchmarks.md again, of the figures that there are
 	$(BIN)/python benchmarks/page.py

@@ -56,19 +56,19 @@ SUBMIT = textwrap.dedent(
 DBOS = textwrap.dedent(
     """
     import json, sys, time
-    from dbos import DBOS, Queue
+    from dbos import DBOS
 
     @DBOS.workflow()
     def job(number):
         return number
 
     what, url, many = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    queue = Queue("jobs", worker_concurrency=8, polling_interval_sec=0.1)
     DBOS(config={"name": "jobs", "system_database_url": url, "log_level": "ERROR",
                  "application_version": "1"})
     if what == "submit":
         DBOS.listen_queues([])  # this process executes none
     DBOS.launch()
+    queue = DBOS.register_queue("jobs", worker_concurrency=8, polling_interval_sec=0.1)
     began, used = time.perf_counter(), time.process_time()
     if what == "submit":
         for number in range(many):

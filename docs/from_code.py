@@ -32,6 +32,7 @@ TYPES = {  # private aliases, in words
     "Backoff": "seconds, a function, or a wait strategy",
     "Budget | None": "a `Budget`, or `None`",
     "Limit | None": "a `Limit`, or `None`",
+    "Cache": '`"dev"`, a `timedelta`, or `None`',
     "ClassFields | None": "fields by class",
     "Compensate": "a function, or `None`",
     "Executor | str | None": "an executor, a name, or `None`",

@@ -49,7 +49,7 @@ ONLY_IN = {
     },
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
-    "diskcache": {"stepwise.stores._rows"},
+    "diskcache": {"stepwise.stores"},
     "fcntl": {"stepwise.stores._cells", "stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},
@@ -97,7 +97,7 @@ MAY_IMPORT = {
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
         "_runtime.messages _workflows.preflight _workflows.rerun "
-        "_workflows.up integrations._model_calls mcp._knowledge"
+        "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
     ),
     "mcp": (
         "_display.terminal _journal.inbox _runs _runtime _values.preview ui._access ui._actions "
@@ -105,7 +105,7 @@ MAY_IMPORT = {
     ),
     "ui": (
         "_checkpoints.checkpoints _display _execution _journal _runs _runtime _workflows.up "
-        "integrations._model_calls"
+        "integrations._model_calls integrations._prompts"
     ),
     "http": (
         "_execution.outcomes _execution.process_memory _identity.identity _journal _runs.run "

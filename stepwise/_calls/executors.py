@@ -384,13 +384,14 @@ class _Purse:
     """The account of a body in a worker process, which is sent back with its outcome."""
 
     def __init__(self) -> None:
-        self.spent: tuple[float, float] = (0, 0)
+        self.spent: tuple[float, float, float] = (0, 0, 0)
         self._lock = threading.Lock()
 
-    def spend(self, number: int, usd: float, tokens: float) -> None:
+    def spend(self, number: int, usd: float, tokens: float, cached: float = 0) -> None:
         """Count what the body spends."""
         with self._lock:
-            self.spent = self.spent[0] + usd, self.spent[1] + tokens
+            before = self.spent
+            self.spent = before[0] + usd, before[1] + tokens, before[2] + cached
 
     def spend_usage(self, number: int, usage: Mapping[str, Any]) -> None:
         """Count the usage of a model request."""
@@ -422,7 +423,9 @@ def call_plainly(function: Any, item: Any) -> Any:
     return _ended(function(item)) if inspect.iscoroutinefunction(function) else function(item)
 
 
-def execute(encoded: codec.Encoded, work: _Work) -> tuple[Any, Any, str, tuple[float, float]]:
+def execute(
+    encoded: codec.Encoded, work: _Work
+) -> tuple[Any, Any, str, tuple[float, float, float]]:
     """Execute a body; return its encoded value or exception, its traceback text, what it spent."""
     call, run_id = work.call, work.run_id
     # The body can read its idempotency key; calls of steps are refused.
@@ -449,7 +452,9 @@ def execute(encoded: codec.Encoded, work: _Work) -> tuple[Any, Any, str, tuple[f
         scope_variable.reset(token)
 
 
-def _raised(error: BaseException, account: _Purse) -> tuple[Any, Any, str, tuple[float, float]]:
+def _raised(
+    error: BaseException, account: _Purse
+) -> tuple[Any, Any, str, tuple[float, float, float]]:
     return None, codec.encode_error(error), codec.traceback_text(error), account.spent
 
 

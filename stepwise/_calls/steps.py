@@ -40,6 +40,7 @@ from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import caller, fold, reports, warn
 from stepwise._runtime.retries import Attempts, Backoff, RetryOn
+from stepwise._runtime.settings import Cache
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
 from stepwise._values.preview import Redact
@@ -199,6 +200,9 @@ class Step(Performer):
     unrecorded = ""
     """The reason why changes to the arguments of its bodies are not recorded."""
     limit: Limit | None = None
+    cache: Cache = None
+    says_again = False
+    """True if an answer of the cache says on streams what the body would say."""
     _unkeyed: Mapping[str, Any] = MappingProxyType({})
     """The defaults of the parameters that the key of the limit may ask for."""
 
@@ -225,6 +229,7 @@ class Step(Performer):
         compensate: Compensate = None,
         record_arguments: bool | None = None,
         limit: Limit | None = None,
+        cache: Cache = None,
         on_changed: OnChanged = None,
     ) -> None:
         self.function = function
@@ -258,6 +263,8 @@ class Step(Performer):
         self._performance = self._recording if record_arguments else self._plain
         if limit is not None:
             self.limit_calls(limit)
+        if cache is not None:
+            self.cache_calls(cache)
         self._make_known()
 
     @property
@@ -295,21 +302,22 @@ class Step(Performer):
     @property
     def _recording(self) -> type[Performance]:
         """The class of the calls that record their arguments."""
-        if self.limit is not None:
-            from stepwise._calls.limited import limited
+        from stepwise._calls.recording import RecordingCall  # on use: few ask for it
 
-            return limited(self._recording_unlimited)
-        return self._recording_unlimited
-
-    @property
-    def _recording_unlimited(self) -> type[Performance]:
+        kind: type[Performance] = RecordingCall
         if self.approve:
             from stepwise._calls.approvals import RecordingApprovedCall
 
-            return RecordingApprovedCall
-        from stepwise._calls.recording import RecordingCall  # on use: few ask for it
+            kind = RecordingApprovedCall
+        if self.limit is not None:
+            from stepwise._calls.limited import limited
 
-        return RecordingCall
+            kind = limited(kind)
+        if self.cache is not None:
+            from stepwise._calls.cached import cached as with_cache
+
+            kind = with_cache(kind)
+        return kind
 
     def limit_calls(self, limit: Limit) -> None:
         """Let the calls wait for a limit."""
@@ -320,6 +328,12 @@ class Step(Performer):
             parameters = inspect.signature(self.function).parameters.values()
             self._unkeyed = {p.name: p.default for p in parameters if p.default is not p.empty}
         self.limit, self._performance = limit, limited(self._performance)
+
+    def cache_calls(self, cache: Cache) -> None:
+        """Let results of other runs answer the calls."""
+        from stepwise._calls.cached import cached as with_cache  # on use: few steps are cached
+
+        self.cache, self._performance = cache, with_cache(self._performance)
 
     def _make_known(self) -> None:
         root, _, inner = self.qualname.partition(".")
@@ -401,6 +415,42 @@ class Step(Performer):
     def repeats_refused(self, bound: Mapping[str, Any]) -> bool:
         """Return whether an attempt that the provider refused can be made again in place."""
         return True
+
+    # -- the cache -------------------------------------------------------------------------------
+
+    def cache_for(self, bound: Mapping[str, Any]) -> Cache:
+        """Return which results of other runs answer a call with these arguments."""
+        return self.cache
+
+    def cache_key(self, made: Performance) -> tuple[str, str]:
+        """Return the key of a call; or an empty key, and why the call has none."""
+        from stepwise._identity.coded import key_of_values
+        from stepwise._identity.following import code_of
+
+        identity, codec = made.identity, made.scope.run.codec
+        holder, is_tool = identity.holder, self.kind == "tool"
+        values: dict[str, Any] = {
+            "step": (self.module, self.name, self.qualname),
+            "codec": repr(self.returns) if codec.data_only else "",
+            "arguments": self.parameters.counting(made.bound) or identity.digest,
+            "held": holder.direct() if holder is not None else {},
+            "class": holder.cls if holder is not None else None,
+        }
+        code = code_of(self.coded_by or self.function, self.source, is_tool=is_tool)
+        around = () if holder is None or holder.instance is None else (holder.instance,)
+        return key_of_values(code, self.name, values, around)
+
+    def to_cache(self, value: Any) -> Any:
+        """Return the part of a result that answers equal calls of other runs."""
+        return value
+
+    def from_cache(self, value: Any, bound: Mapping[str, Any], scope: Scope) -> Any:
+        """Return the result of a call that the cache answers.
+
+        Args:
+            scope: of the call.
+        """
+        return value
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -727,6 +777,7 @@ def step(
     resources: Mapping[str, Any] | None = None,
     record_arguments: bool | None = None,
     limit: Limit | None = None,
+    cache: Cache = None,
     on_changed: OnChanged = None,
 ) -> Callable[[F], F]: ...
 def step(function: Any = _NOTHING, /, **options: Any) -> Any:
@@ -767,6 +818,9 @@ def step(function: Any = _NOTHING, /, **options: Any) -> Any:
             ``redact=``.  False not to.  ``None``: as :func:`configure` or
             ``STEPWISE_RECORD_ARGUMENTS`` says.
         limit: a :class:`Limit`, which each attempt waits for; all processes share it.
+        cache: results of other runs that answer equal calls, for steps whose result depends on
+            their arguments and their code alone: those of the last ``timedelta(days=1)``; or
+            ``"dev"``, of any age, but none where ``STEPWISE_ENV`` is ``production``.
         on_changed: what becomes of the results that the step recorded before its code, or what the
             code reads of the project, was edited: ``"keep"`` them and say so; ``"rerun"`` the step
             (not if it has side effects); or ``"ask"``, which stops the run until a person has
@@ -803,6 +857,7 @@ def tool(
     resources: Mapping[str, Any] | None = None,
     record_arguments: bool | None = None,
     limit: Limit | None = None,
+    cache: Cache = None,
     on_changed: OnChanged = None,
 ) -> Callable[[F], F]: ...
 def tool(function: Any = _NOTHING, /, **options: Any) -> Any:

@@ -36,7 +36,7 @@ from stepwise._display.markup import (
 from stepwise._display.render import RunShown, usage_text
 from stepwise._display.terminal import duration_text, when
 from stepwise._display.timeline import RunBars, timeline
-from stepwise._display.words import resume_text, took_text, tries_text
+from stepwise._display.words import cached_text, resume_text, took_text, tries_text
 from stepwise._runtime.messages import shell_word
 from stepwise.errors import UnreadableValueError
 
@@ -400,6 +400,7 @@ def step_facts(step: Any, *, begun: int, again: Content, child: Content, **more:
             "tries": [tag("div", each) for each in tries_text(step)],
             "decided by": step.by,
             "model": usage_text(step.usage),
+            "answer": cached_text(step),
             "idempotency key": tag("code", step.idempotency_key) if step.side_effect else "",
             "child run": child,
         }

@@ -168,8 +168,13 @@ def _steps_table(run: RunShown) -> Markup:
 
 
 def usage_text(usage: Mapping[str, Any]) -> str:
-    """Return model, tokens and price of a request, as ``gpt-4o, 5 + 7 tokens, $0.0001``."""
+    """Return model, tokens and price of a request, as ``gpt-4o, 5 + 7 tokens, $0.0001``.
+
+    Input tokens that the provider's prompt cache held are named: ``1,200 (1,024 cached) + 7``.
+    """
     tokens = [f"{usage[name]:,}" for name in ("input_tokens", "output_tokens") if name in usage]
+    if tokens and usage.get("cached_input_tokens"):
+        tokens[0] += f" ({usage['cached_input_tokens']:,} cached)"
     told = [
         str(usage.get("model", "")),
         f"{' + '.join(tokens)} tokens" if tokens else "",

@@ -32,6 +32,14 @@ def took_text(step: Any) -> str:
     return ", ".join(filter(None, (own, waited)))
 
 
+def cached_text(step: Any) -> str:
+    """Return where the cache had a step's result from; empty if it did not answer the step."""
+    if "run" not in step.cached:
+        return ""
+    made = f"from {step.cached['run'] or 'outside of runs'}, {when(step.cached['at'])}"
+    return f"cached {made}"
+
+
 def attempt_text(attempt: Any) -> str:
     """Return an attempt of a step in words: how and after how long it ended."""
     ended = attempt.status

@@ -66,20 +66,22 @@ class _Clock:
 class _Amounts:
     """Growing amounts of a call in flight, or of a run."""
 
-    __slots__ = ("steps", "tokens", "usd")
+    __slots__ = ("cached", "steps", "tokens", "usd")
 
-    def __init__(self, usd: float = 0.0, tokens: float = 0, steps: int = 0) -> None:
-        self.usd, self.tokens, self.steps = usd, tokens, steps
+    def __init__(self) -> None:
+        self.usd, self.tokens, self.cached, self.steps = 0.0, 0.0, 0.0, 0
 
-    def add(self, usd: float, tokens: float, steps: int = 0) -> None:
+    def add(self, usd: float, tokens: float, cached: float = 0, *, steps: int = 0) -> None:
         """Add further amounts."""
         self.usd += usd
         self.tokens += tokens
+        self.cached += cached
         self.steps += steps
 
     def said(self) -> dict[str, float]:
         """Return the nonzero amounts of money and tokens, by unit."""
-        return {unit: n for unit, n in (("usd", self.usd), ("tokens", self.tokens)) if n}
+        named = ("usd", self.usd), ("tokens", self.tokens), ("cached", self.cached)
+        return {unit: n for unit, n in named if n}
 
 
 _COUNTED = ("input_tokens", "output_tokens", "cached_input_tokens", "cost_usd")
@@ -188,6 +190,7 @@ class Account:
         claims: the child runs, as the records know them.
         open: the spending of calls in flight.
         begun: with a budget, the steps in flight.
+        cached: what the cache saved for calls in flight, by their numbers; see :class:`Outcome`.
     """
 
     def __init__(
@@ -209,6 +212,7 @@ class Account:
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self._recorded_at = self.clock.now()
         self.open: dict[int, _Amounts] = {}
+        self.cached: dict[int, dict[str, Any]] = {}
         self._rest = _Amounts()  # spending of calls that ended without an outcome
         self._leftover = False  # True if there is such a call
         self._requests: dict[int, _Amounts] = {}  # model requests made by bodies of calls in flight
@@ -234,14 +238,14 @@ class Account:
     def resume(self, sums: records.Sums) -> None:
         """Continue the account of earlier attempts, whose records add up to these sums."""
         with self._lock:
-            self._live.add(sums.usd, sums.tokens, sums.steps)
+            self._live.add(sums.usd, sums.tokens, steps=sums.steps)
             self._seconds += sums.seconds
             if self._parent is None:
                 return
             self._said = self._parent.claims.said.get(self.call, sums)
             more = records.difference(sums, self._said)
             for each in self._parent._lineage():
-                each._live.add(more.usd, more.tokens, more.steps)
+                each._live.add(more.usd, more.tokens, steps=more.steps)
 
     def close(self) -> None:
         """Note that the run is no longer in progress."""
@@ -274,23 +278,30 @@ class Account:
 
     # -- what is spent -----------------------------------------------------------------------------
 
-    def spend(self, number: int, usd: float, tokens: float) -> None:
+    def spend(self, number: int, usd: float, tokens: float, cached: float = 0) -> None:
         """Count spending of the call with this number."""
         with self._lock:
             if self._flows.executes(number):
-                self.open.setdefault(number, _Amounts()).add(usd, tokens)
+                self.open.setdefault(number, _Amounts()).add(usd, tokens, cached)
             else:  # a thread outlives its call
-                self._leave(usd, tokens)
+                self._leave(usd, tokens, cached)
             for each in self._lineage() if self.limited else ():
                 each._live.add(usd, tokens)
 
     def spend_usage(self, number: int, usage: Mapping[str, Any]) -> None:
         """Count the usage of a model request made by the body of a call."""
-        usd, tokens = amounts_of_usage(usage)
-        if usd or tokens:
+        spent = amounts_of_usage(usage)
+        if any(spent):
             with self._lock:
-                self._requests.setdefault(number, _Amounts()).add(usd, tokens)
-                self.spend(number, usd, tokens)
+                self._requests.setdefault(number, _Amounts()).add(*spent)
+                self.spend(number, *spent)
+
+    def save(self, number: int, saved: Mapping[str, Any]) -> None:
+        """Count what the cache saved for the call with this number."""
+        with self._lock:
+            sums = self.cached.setdefault(number, {})
+            for unit in ("usd", "tokens", "seconds"):
+                sums[unit] = sums.get(unit, 0) + saved[unit]
 
     def spent_by(self, record: records.Outcome, child: records.Sums | None) -> Mapping[str, Any]:
         """Return the amounts to record with an outcome.
@@ -308,15 +319,15 @@ class Account:
             within = self._requests.pop(call.number, None) or _Amounts()
             if record.usage:
                 # An instrumented client may have counted the request of a framework's step already.
-                usd, tokens = amounts_of_usage(record.usage)
+                usd, tokens, cached = amounts_of_usage(record.usage)
                 usd, tokens = max(0.0, usd - within.usd), max(0, tokens - within.tokens)
-                total.add(usd, tokens)
+                total.add(usd, tokens, max(0, cached - within.cached))
                 for each in self._lineage() if self.limited else ():
                     each._live.add(usd, tokens)
-            total.add(self._rest.usd, self._rest.tokens)
+            total.add(self._rest.usd, self._rest.tokens, self._rest.cached)
             self._rest, self._leftover = _Amounts(), False
             if child is not None:
-                total.add(child.usd, child.tokens)
+                total.add(child.usd, child.tokens, child.cached)
             steps = 1
             if call.child:
                 steps = child.steps if child is not None else 0
@@ -355,10 +366,10 @@ class Account:
             self._requests.pop(number, None)
             amounts = self.open.pop(number, None)
             if amounts is not None:
-                self._leave(amounts.usd, amounts.tokens)
+                self._leave(amounts.usd, amounts.tokens, amounts.cached)
 
-    def _leave(self, usd: float, tokens: float) -> None:
-        self._rest.add(usd, tokens)
+    def _leave(self, usd: float, tokens: float, cached: float) -> None:
+        self._rest.add(usd, tokens, cached)
         self._leftover = True
 
     def rest(self, *, unknown: bool) -> dict[str, float]:
@@ -370,7 +381,7 @@ class Account:
         with self._lock:
             total, self._rest = self._rest, _Amounts()
             for amounts in self.open.values():
-                total.add(amounts.usd, amounts.tokens)
+                total.add(amounts.usd, amounts.tokens, amounts.cached)
             self.open.clear()
             said = {**total.said(), **self._time()}
         return {**said, "at_least": 1} if unknown or self.cut_off else said
@@ -456,7 +467,7 @@ def pooled(name: str, budget: Budget | None, spent: Iterable[Any]) -> Iterator[N
         _pool.reset(token)
 
 
-def amounts_of_usage(usage: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the US dollars and tokens of the usage of a model request."""
+def amounts_of_usage(usage: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the US dollars, tokens and cached tokens of the usage of a model request."""
     tokens = (usage.get("input_tokens") or 0) + (usage.get("output_tokens") or 0)
-    return usage.get("cost_usd") or 0.0, tokens
+    return usage.get("cost_usd") or 0.0, tokens, usage.get("cached_input_tokens") or 0

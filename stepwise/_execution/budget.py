@@ -90,6 +90,8 @@ class Spent:
         saved: the spending of calls that the last attempt did not repeat: ``usd``, ``tokens`` and
             ``seconds``, by unit.
         lost: seconds between the attempts of the run, each from the last record of one to the next.
+        saved_by_cache: what the answers of the cache had taken when they were made, by unit.
+        cached_tokens: the part of the tokens that the prompt caches of providers held.
     """
 
     usd: float = 0.0
@@ -99,23 +101,33 @@ class Spent:
     at_least: bool = False
     saved: Mapping[str, float] | None = None
     lost: float = 0.0
+    saved_by_cache: Mapping[str, float] | None = None
+    cached_tokens: int = 0
 
     def __str__(self) -> str:
         told = amounts_text(vars(self))
         saved = amounts_text({**(self.saved or {}), "seconds": 0})
         told = f"at least {told}" if self.at_least else told
-        return f"{told}; resuming saved {saved}" if saved else told
+        cached = amounts_text(self.cached or {})
+        more = [f"resuming saved {saved}" * bool(saved), f"the cache saved {cached}" * bool(cached)]
+        return "; ".join(filter(None, [told, *more]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain data, for JSON."""
-        return {**vars(self), "saved": dict(self.saved or {})}
+        return {
+            **vars(self),
+            "saved": dict(self.saved or {}),
+            "saved_by_cache": dict(self.saved_by_cache or {}),
+        }
 
 
 def amounts_text(amounts: Mapping[str, Any]) -> str:
     """Return amounts as text: the nonzero ones, and seconds from 1 s on."""
+    cached = amounts.get("cached_tokens")
     told = [
         _money(amounts["usd"]) if amounts.get("usd") else "",
         f"{amounts['tokens']:,} tokens" if amounts.get("tokens") else "",
+        f"{cached:,} of them cached" if cached else "",
         count(amounts["steps"], "step") if amounts.get("steps") else "",
         f"{amounts['seconds']:,.1f} s" if amounts.get("seconds", 0) >= 1 else "",
     ]

@@ -265,6 +265,11 @@ class Emissions:
                 stream.add(1, stream.next, (), _digest(form, data))
             at += count
 
+    @property
+    def total(self) -> int:
+        """The bytes that the run has said."""
+        return self._total
+
     # -- saying ----------------------------------------------------------------------------------
 
     def emit(self, value: Any, name: str, around: Around) -> None:

@@ -108,6 +108,7 @@ def outcome(
         0,
         _NOTHING,
         tries,
+        _NOTHING,
     )
     return tuple.__new__(Outcome, facts), encoded.data
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import inspect
 import linecache
 import os
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stepwise._identity.call_parts import plain_function, shape_digest
@@ -69,15 +72,11 @@ def version_of(function: Any, source: Source | None = None, *, is_tool: bool = F
 def _version_of(
     inner: types.FunctionType, bound: str, source: Source | None, *, is_tool: bool
 ) -> Version:
-    code = inner.__code__
-    lines = source.lines if source is not None and source.filename == code.co_filename else None
-    module = _module(inner.__globals__, code.co_filename, lines)
-    found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
-    if module is None or found is None:
+    followed = _followed(inner, source, is_tool=is_tool)
+    if followed is None:
         running = "code of Python {}.{}".format(*sys.version_info)
         return _version({running: [shape_digest(inner), bound]})
-    follower = _Follower(module)
-    reading = follower.begin(inner, *found, is_tool=is_tool)
+    follower, reading = followed
     parts = follower.texts
     if bound:
         parts["bound arguments"] = [bound]
@@ -86,6 +85,20 @@ def _version_of(
     if inner.__doc__ and (is_tool or "__doc__" in reading.attributes):
         parts["docstring"] = [inspect.cleandoc(inner.__doc__)]
     return _version(parts, {} if bound or follower.values else follower.files)
+
+
+def _followed(
+    inner: types.FunctionType, source: Source | None, *, is_tool: bool
+) -> tuple[_Follower, CodeRead] | None:
+    """Follow all that a function reads; ``None`` if its text is not known."""
+    code = inner.__code__
+    lines = source.lines if source is not None and source.filename == code.co_filename else None
+    module = _module(inner.__globals__, code.co_filename, lines)
+    found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
+    if module is None or found is None:
+        return None
+    follower = _Follower(module)
+    return follower, follower.begin(inner, *found, is_tool=is_tool)
 
 
 def versions_of(classes: Iterable[type]) -> dict[str, str]:
@@ -109,6 +122,93 @@ def _version(texts: Mapping[str, Iterable[str]], files: Mapping[str, str] | None
     parts = {name: digest_of("\n".join(each)) for name, each in texts.items()}
     told = "\n".join(sorted(f"{name} {digest}" for name, digest in parts.items()))
     return Version(digest_of(told), parts, files or {})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Code:
+    """All code that a function or a class reaches, for results that outlive the program.
+
+    Args:
+        id: a digest of the texts.
+        values: the variables of modules that the code reads, and their namespaces.
+        held: the functions and classes among them, with their code, as they were followed.
+    """
+
+    id: str
+    values: Sequence[tuple[str, Mapping[str, Any]]]
+    held: Sequence[tuple[str, Mapping[str, Any], Any, Any]]
+
+    def stands(self) -> bool:
+        """Return whether the names still mean these functions and classes."""
+        return all(
+            space.get(name) is value and getattr(plain_function(value), "__code__", None) is code
+            for name, space, value, code in self.held
+        )
+
+
+_codes_of: weakref.WeakKeyDictionary[Any, Code | None] = weakref.WeakKeyDictionary()
+
+
+def code_of(subject: Any, source: Source | None = None, *, is_tool: bool = False) -> Code | None:
+    """Return the code of a function or a class; ``None`` if some of it is not known.
+
+    Args:
+        source, is_tool: see :func:`version_of`.
+    """
+    with _reading:
+        found = _codes_of.get(subject)
+        if found is None or not found.stands():
+            found = _codes_of[subject] = _code_of(subject, source, is_tool=is_tool)
+        return found
+
+
+def _code_of(subject: Any, source: Source | None, *, is_tool: bool) -> Code | None:
+    _unread.clear()
+    told: list[str] = []
+    if isinstance(subject, type):
+        follower = _followed_class(subject)
+    else:
+        inner, bound = _innermost(subject)
+        file = getattr(getattr(inner, "__code__", None), "co_filename", "-packages")
+        found = _followed(inner, source, is_tool=is_tool) if "-packages" not in file else None
+        follower, reading = found or (None, None)
+        if reading is not None and hasattr(reading.node, "args"):
+            told = [bound, reading.signature(annotations=True)]
+    if follower is None or _unread:
+        return None
+    values, held = [], []
+    for (_, name), space in follower.globals.items():
+        value, function = space.get(name), plain_function(space.get(name))
+        if function is not None or isinstance(value, (type, types.ModuleType)):
+            held.append((name, space, value, getattr(function, "__code__", None)))
+        else:
+            values.append((name, space))
+    texts = {**follower.texts, "signature": told}
+    told = [f"{name}\n{text}" for name, each in sorted(texts.items()) for text in each]
+    return Code(hashlib.sha256("\n\n".join(told).encode()).hexdigest(), values, held)
+
+
+def _followed_class(cls: type) -> _Follower | None:
+    """Follow a class with all of its members; ``None`` if its text is not known."""
+    home = sys.modules.get(cls.__module__)
+    module = _module(vars(home), str(getattr(home, "__file__", ""))) if home else None
+    if module is None:
+        return None
+    root, *rest = cls.__qualname__.replace(".<locals>", "").split(".")
+    found: Sequence[Definition] = module.bindings.get(root, [])
+    around: tuple[Definition, ...] = ()
+    for name in rest:
+        around = (*around, *found[:1])
+        body = found[0].body if found and isinstance(found[0], (*CLASSES, *FUNCTIONS)) else []
+        found = bindings(body).get(name, [])
+    follower = _Follower(module)
+    for node in found:
+        if not isinstance(node, CLASSES):
+            return None
+        follower._class(node, module, around)
+        follower._members(_Class(module, node, around, {*members(node)}, is_whole=False))
+    follower._follow_members()
+    return follower if found else None
 
 
 def _innermost(function: Any) -> tuple[Any, str]:
@@ -188,6 +288,8 @@ class _Module:
 
 
 _modules: dict[str, tuple[list[str], _Module | None]] = {}
+_unread: set[str] = set()
+"""The files of followed code whose text is not known to be what is executed."""
 
 
 def _module(
@@ -234,7 +336,10 @@ def _imported_module(name: str) -> _Module | None:
     file = getattr(module, "__file__", None)
     if module is None or not file or is_foreign_module(name) or is_ours(file):
         return None
-    return _module(vars(module), file)
+    found = _module(vars(module), file)
+    if found is None:
+        _unread.add(file)
+    return found
 
 
 def _absolute(origin: tuple[str, str, int], here: _Module) -> str:
@@ -299,12 +404,14 @@ class _Follower:
         texts: the texts of each part, by its name.
         files: a digest of each file that was read.
         values: true if a value counts, which no file tells.
+        globals: the names that are read, with the variables of their modules.
     """
 
     def __init__(self, home: _Module) -> None:
         self.texts: dict[str, list[str]] = {}
         self.files: dict[str, str] = {}
         self.values = False
+        self.globals: dict[tuple[int, str], Mapping[str, Any]] = {}
         self._home = home
         self._met: set[tuple[int, str]] = set()
         self._attributes: set[str] = set()
@@ -419,6 +526,8 @@ class _Follower:
         if isinstance(node, IMPORTS):
             return self._imported(imported(node)[name], rest, module, annotated=annotated)
         label = self._label(name, module)
+        if not around:
+            self.globals[id(module.namespace), name] = module.namespace
         if rest == ["__doc__"] and isinstance(node, (*FUNCTIONS, *CLASSES)):
             self.texts[f"{label}.__doc__"] = [docstring(node)]
         if isinstance(node, CLASSES):
@@ -460,6 +569,7 @@ class _Follower:
         if name in _OF_MODULES:
             return []
         value = module.namespace.get(name, _MISSING)
+        self.globals[id(module.namespace), name] = module.namespace
         self.values = self.values or value is not _MISSING
         stars = module.bindings.get("*", [])
         for each in reversed(stars):
@@ -493,7 +603,9 @@ class _Follower:
         module = _module(inner.__globals__, code.co_filename)
         found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
         label = self._label(name, module) if module else name
-        if module is not None and found is not None and self._once(found[0], label):
+        if module is None or found is None:
+            _unread.add(code.co_filename)
+        elif self._once(found[0], label):
             self._read(label, module, *found)
 
     def _class_by_value(self, cls: type, module: _Module, rest: Sequence[str]) -> None:

@@ -283,16 +283,16 @@ def digest_part(
         return (f".{_VOLATILE}~{exact}" if test is not None and test(value) else f".{exact}"), []
     _meet_uuids()
     if cls in _MOMENTS or isinstance(value, enum.Enum):
-        encoder = _Lenient(around, masking=False)
+        encoder = Lenient(around, masking=False)
         exact = short(encoder.encode(value))
         return (f".{_VOLATILE}~{exact}" if encoder.volatile else f".{exact}"), []
-    masked = _Lenient(around, masking=True)
+    masked = Lenient(around, masking=True)
     masked.grows = not once
     masked.without_cells = not around and as_function(value) is not None
     digest = short(masked.whole_of(value))
     if not masked.volatile:
         return digest, masked.unknown
-    whole = _Lenient(around, masking=False)
+    whole = Lenient(around, masking=False)
     whole.grows = not once
     return f"{digest}~{short(whole.whole_of(value))}", whole.unknown
 
@@ -320,7 +320,7 @@ def lenient(
     Returns:
         the canonical bytes, and the objects that have no digest.
     """
-    encoder = _Lenient(around, masking=masking)
+    encoder = Lenient(around, masking=masking)
     encoder.exactly = exactly
     if numbering is not None:
         encoder.numbering = numbering
@@ -384,7 +384,7 @@ def _by_fields(encoder: Encoder, value: Any, fields: Iterable[str]) -> bytes:
     return join(b"K", [string(class_name(type(value))), encoder.dict_(held)])
 
 
-class _Lenient(Encoder):
+class Lenient(Encoder):
     """An encoder that never fails, whatever the value contains.
 
     Args:
@@ -471,7 +471,7 @@ class _Lenient(Encoder):
             return fold(b"c" + class_name(cls).encode())
         encoder = self
         if not self.in_class:
-            encoder = _Lenient((cls,), masking=True)
+            encoder = Lenient((cls,), masking=True)
             encoder.in_class = True
         encoded = join(b"k", [string(class_name(cls)), encoder.dict_(held)])
         if not self.in_class:
@@ -915,6 +915,13 @@ class Parameters:
     def default_parts(self) -> dict[str, str]:
         """Return the parts of a step's parameters at their default."""
         return {n: self._default_part(n) for n in self._defaults if n not in self._left_out}
+
+    def counting(self, bound: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the arguments that tell calls apart, with defaults; ``None`` if ``key`` does."""
+        if self._key is not None:
+            return None
+        given = {**self._defaults, **bound}
+        return {name: given[name] for name in self._counting if name in given}
 
     @property
     def is_computed(self) -> bool:

@@ -328,6 +328,7 @@ class Course(Projection):
         stopped: when the run stopped.
         paid, kept: money and tokens spent by completed calls, by unit; the part that the last
             attempt need not spend again.
+        cached: what the cache saved, by unit.
         children: for each call of an uncompleted child run, by number: the child run, and the sums
             in outcomes of the call; see :class:`.records.Claims`.
         code: fingerprint of the workflow's code in the last attempt.
@@ -361,6 +362,7 @@ class Course(Projection):
         self.stopped = 0.0
         self.paid: dict[str, float] = {}
         self.kept: dict[str, float] = {}
+        self.cached: dict[str, float] = {}
         self.children: dict[str, list[Any]] = {}
         self.code = ""
         self.open = False
@@ -393,6 +395,9 @@ class Course(Projection):
         if not self.forked or at > self.born:  # the run's own record; this runs for every step
             self.executed += 1
             self.stuck = 0
+            if record.cached:
+                for unit in ("usd", "tokens", "seconds"):
+                    self.cached[unit] = self.cached.get(unit, 0) + record.cached.get(unit, 0)
             for counts in self.other_deaths.values():
                 counts[1] = 0
         if at > self.at:  # noqa: PLR1730 -- max() takes ten times as long

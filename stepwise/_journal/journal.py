@@ -960,7 +960,7 @@ class Journal:
             )
             share.numbers = [*range(at.last + 1, end.last + 1)]
             # The anchor remembers side effects even if the store forgets them.
-            share.anchors = bool(marked) and (head is not None or end.effects != at.effects)
+            share.anchors = marked != b"" and (head is not None or end.effects != at.effects)
             share.chain, share.end = chain, end
             try:
                 commits.join(share)

@@ -382,6 +382,8 @@ class Outcome(NamedTuple):
             unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one.
         tries: the newest attempts of a call that took several, oldest first: when each began and
             ended, and its exception, shortened.  The last one ended with the call.
+        cached: what the cache saved: ``usd``, ``tokens`` and ``seconds``; for a call that it
+            answered, also the ``run`` that made the result, and ``at`` which time.
     """
 
     call: Call
@@ -400,6 +402,7 @@ class Outcome(NamedTuple):
     message: int = 0
     spent: Mapping[str, float] = _NO_USAGE
     tries: tuple[Any, ...] = ()
+    cached: Mapping[str, Any] = _NO_USAGE
 
 
 class AttemptFailed(NamedTuple):
@@ -888,6 +891,7 @@ class Sums(NamedTuple):
         seconds: time in which the run was executed.
         at_least: more may have been spent than the records show.
         open: an attempt has begun, and its end is not recorded.
+        cached: the input tokens that a provider's prompt cache held.
     """
 
     usd: float = 0.0
@@ -896,6 +900,7 @@ class Sums(NamedTuple):
     seconds: float = 0.0
     at_least: bool = False
     open: bool = False
+    cached: float = 0
 
 
 NO_SUMS = Sums()
@@ -910,8 +915,9 @@ def sums_after(before: Sums, record: Record) -> Sums:
     if isinstance(record, Outcome):
         more = record.spent
         if not more:  # as _replace() does, but faster: runs for every step
-            usd, tokens, steps, seconds, at_least, is_open = before
-            return tuple.__new__(Sums, (usd, tokens, steps + 1, seconds, at_least, is_open))
+            usd, tokens, steps, seconds, least, is_open, cached = before
+            facts = (usd, tokens, steps + 1, seconds, least, is_open, cached)
+            return tuple.__new__(Sums, facts)
         return plus(before, more if "steps" in more else {**more, "steps": 1})
     if isinstance(record, Settled):
         return plus(before, record.spent) if record.spent else before
@@ -985,13 +991,14 @@ def plus(before: Sums, more: Mapping[str, Any]) -> Sums:
         before.seconds + more.get("seconds", 0),
         before.at_least or bool(more.get("at_least")),
         before.open,
+        before.cached + more.get("cached", 0),
     )
 
 
 def together(*all_of: Sums) -> Sums:
     """Add several sums."""
-    usd, tokens, steps, seconds, at_least, _ = zip(NO_SUMS, *all_of, strict=True)
-    return Sums(sum(usd), sum(tokens), sum(steps), sum(seconds), any(at_least))
+    usd, tokens, steps, seconds, at_least, _, cached = zip(NO_SUMS, *all_of, strict=True)
+    return Sums(sum(usd), sum(tokens), sum(steps), sum(seconds), any(at_least), cached=sum(cached))
 
 
 def difference(sums: Sums, less: Sums) -> Sums:
@@ -1002,6 +1009,7 @@ def difference(sums: Sums, less: Sums) -> Sums:
         max(0, sums.steps - less.steps),
         0.0,
         sums.at_least,
+        cached=max(0, sums.cached - less.cached),
     )
 
 

@@ -14,8 +14,8 @@ from stepwise._journal import journal as journals
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import deaths_of
 from stepwise._runtime.facts import NamedTuple
+from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Store
-from stepwise.stores.base import Words
 
 
 class RunsByStatus(NamedTuple):
@@ -57,13 +57,15 @@ class Census:
             found[status] += 1
             late = max(late, now - since) if since is not None else late
         self._crashed = {each: of for each, of in self._crashed.items() if each in self._opened}
-        words = journals.words_for(self._seal, None, "cancelled", {})
-        total, found["cancelled"] = self._number(), self._number(words)
+        # Submitted runs that have not begun are suspended, but not among the unfinished heads.
+        found["suspended"] = max(found["suspended"], self._number("suspended"))
+        total, found["cancelled"] = self._number(), self._number("cancelled")
         found["completed"] = max(0, total - sum(found.values()))
         return RunsByStatus(found, late)
 
-    def _number(self, words: Words = ()) -> int:
+    def _number(self, status: str | None = None) -> int:
         count_heads = getattr(self._store, "count_heads", None)
+        words = journals.words_for(self._seal, None, status, {})
         return int(count_heads(words)) if count_heads is not None else 0
 
     def _state(self, facts: RunFacts | None) -> tuple[str, float | None]:
@@ -79,7 +81,10 @@ class Census:
             return "ready", None
         known = self._crashed.get(facts.run_id)
         if known is None or known[0] != facts:
-            deaths = deaths_of(self._store, self._seal, facts)
+            try:
+                deaths = deaths_of(self._store, self._seal, facts)
+            except (StepwiseError, RunStopped):  # if the store is away, the next read says so
+                return "unreadable", None
             known = facts, ("stuck", None) if deaths.are_deadly else ("crashed", deaths.at)
             self._crashed[facts.run_id] = known
         return known[1]

@@ -312,6 +312,6 @@ def shown(
         begun=course.begun,
         saved=course.saved,
         lost=course.lost,
-        spent=str(seen.spent) if seen.sums.usd or seen.sums.tokens else "",
+        spent=str(seen.spent) if seen.sums.usd or seen.sums.tokens or seen.course.cached else "",
         unreadable=seen.unreadable,
     )

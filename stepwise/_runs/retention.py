@@ -42,6 +42,7 @@ _AT_ONCE, _REST = 0.1, 0.3  # seconds of work, and of rest after it
 _END = 5.0  # seconds to wait for the deletion in progress
 _YOUNG = 1000  # runs in a row that are too young: all others are, too
 _MEASURED = 4  # the size is measured again once this part of the excess is gone
+_ENDED = ("completed", "cancelled")
 _ROW = 1000  # bytes of a run beside its records and objects, about
 
 
@@ -154,7 +155,7 @@ class _Keeper:
             if not goes_on():
                 return emptied
             facts = journals.open_head(self._seal, head) if head.finished else None
-            if facts is None or facts.parent or facts.undoing:
+            if facts is None or facts.parent or facts.undoing or facts.status not in _ENDED:
                 continue
             exceeds = self.deleted - before < too_many or self._excess > 0
             if exceeds or facts.updated_at <= old:

@@ -526,6 +526,8 @@ class StepRecord:
         waited: the seconds that the call waited for a time, a signal or a person; 0 while it waits.
         version: id of the version of the step's code that made the call; empty if unknown.
         edited: the parts of the code that were edited before a later start used the result.
+        cached: what the cache saved: ``usd``, ``tokens`` and ``seconds``; for a step that it
+            answered, also the ``run`` that made the result, and ``at`` which time.
     """
 
     number: int
@@ -549,6 +551,7 @@ class StepRecord:
     waited: float = 0.0
     version: str = ""
     edited: tuple[str, ...] = ()
+    cached: Mapping[str, Any] = field(default_factory=dict)
     _answered: float = field(repr=False, compare=False, default=0.0)
     _earlier: tuple[Entry, ...] = field(repr=False, compare=False, default=())
 
@@ -772,6 +775,7 @@ def step_record(
         by=entry.settled_by,
         waited=waited,
         version=call.code,
+        cached=outcome.cached if outcome is not None else {},
     )
 
 

@@ -185,6 +185,11 @@ def _check_effect(name: str, given: Mapping[str, Any]) -> None:
             f"on_changed='rerun' of tool {name!r}: a side effect never runs again by itself, since "
             "it has happened. 'keep' uses its recorded result, 'ask' stops the run for a person"
         )
+    if given.get("side_effect") and given.get("cache") is not None:
+        raise ConfigurationError(
+            f"cache= of tool {name!r}: a side effect that a cache answers does not happen. Leave "
+            "cache= out, or put it on a @step that only looks"
+        )
     repeatable = given.get("idempotent") or given.get("fails_cleanly") or not given.get("retries")
     if given.get("side_effect") and not repeatable:
         raise ConfigurationError(
@@ -272,6 +277,17 @@ _OF_ALL: dict[str, Allowed | None] = {
     "redact": None,
 }
 
+CACHES = "'dev', a timedelta above 0 such as timedelta(days=1), or None"
+
+
+def is_cache(value: Any) -> bool:
+    """Return whether a value says which results answer equal calls of other runs."""
+    if value is None or _one_of("dev")(value):
+        return True
+    seconds = getattr(value, "total_seconds", None)
+    return seconds is not None and seconds() > 0
+
+
 _OF_STEPS: dict[str, Allowed | None] = {
     **_OF_ALL,
     "retries": None,
@@ -289,6 +305,7 @@ _OF_STEPS: dict[str, Allowed | None] = {
         _or_none(lambda value: hasattr(value, "concurrent")),
         'a stepwise.Limit("openai", requests=500, per=60), or None',
     ),
+    "cache": (is_cache, CACHES),
     "on_changed": (
         _or_none(_one_of("keep", "rerun", "ask")),
         "'keep', 'rerun' or 'ask'; None for what configure(on_changed=...) says",

@@ -23,6 +23,9 @@
                        ``1``: the arguments of steps are recorded in full; see :func:`configure`
 ``STEPWISE_RECORD_LOCALS``
                        ``1``: failures are recorded with local variables; see :func:`configure`
+``STEPWISE_ENV``       ``production``: ``cache="dev"`` is off; or ``development`` (the default)
+``STEPWISE_CACHE_SIZE``
+                       bytes that the cache of a store may take (default 1 GB); 0 for no cache
 ``STEPWISE_STREAM_LIMIT``
                        bytes that the streams of one run may hold; no limit by default
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
@@ -40,16 +43,20 @@ The environment is read when a value is needed, never at import.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from stepwise._runtime.retention import Retain
 
+Cache = Union[Literal["dev"], timedelta, None]
+"""Which results answer equal calls of other runs: those of development, or up to an age."""
 ClassFields = Mapping[Any, "str | Iterable[str]"]
 FieldNames = Mapping[str, tuple[str, ...]]
 
@@ -59,9 +66,11 @@ _PATH = r"\w+(\[\])*(\.\w+(\[\])*)*"
 
 NAMES = (
     "STEPWISE_ALLOW_NETWORK",
+    "STEPWISE_CACHE_SIZE",
     "STEPWISE_DEBUG",
     "STEPWISE_DEBUG_RUN",
     "STEPWISE_ENCRYPT",
+    "STEPWISE_ENV",
     "STEPWISE_FRESH",
     "STEPWISE_HOME",
     "STEPWISE_KEY",
@@ -98,6 +107,7 @@ class Fields:
 
 _UNSET = object()
 _SUSPEND_AFTER = 60.0  # seconds
+_CACHE_SIZE = 1_000_000_000  # bytes
 
 
 class _Settings:
@@ -116,6 +126,7 @@ class _Settings:
         self.suspend_after: float | object | None = _UNSET
         self.suspend_by_default = _SUSPEND_AFTER
         self.stream_limit: int | object | None = _UNSET
+        self.cache_size: int | None = None
         self.retain: Retain | None = None
 
 
@@ -138,6 +149,7 @@ def configure(
     record_locals: bool | None = None,
     on_changed: Literal["keep", "rerun", "ask"] | None = None,
     stream_limit: int | None = _UNSET,  # type: ignore[assignment]
+    cache_size: int | None = None,
     retain: Retain | None = _UNSET,  # type: ignore[assignment]
 ) -> None:
     """Set defaults for this process; omitted settings stay as they are.
@@ -163,6 +175,7 @@ def configure(
         record_locals: record failures with short forms of local variables, which may hold secrets.
         on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
         stream_limit: bytes that one run may emit: more is an error; ``None``: no limit (default).
+        cache_size: bytes that the cache of a store may take: 1 GB by default, 0 for no cache.
         retain: a :class:`Retain`: what ``stepwise up`` keeps of ended runs; ``None``: all.
 
     Raises:
@@ -173,14 +186,20 @@ def configure(
     recorded = {"record_arguments": record_arguments, "record_locals": record_locals}
     _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
     _settings.suspend_after = _seconds_or_never(suspend_after)
-    _settings.stream_limit = _chosen_limit(stream_limit)
+    _set_amounts(grace, stream_limit, cache_size)
     _settings.retain = _checked_retention(retain)
     if trust is not None:
         _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
     _settings.on_changed = _checked_policy(on_changed)
+    _set_names(injected, secret_names, volatile, references)
+
+
+def _set_amounts(grace: Any, stream_limit: Any, cache_size: Any) -> None:
     if grace is not None:
         _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
-    _set_names(injected, secret_names, volatile, references)
+    _settings.stream_limit = _chosen_limit(stream_limit)
+    if cache_size is not None:
+        _settings.cache_size = _bytes_or_none(cache_size, f"configure(cache_size={cache_size!r})")
 
 
 def _set_names(
@@ -411,6 +430,25 @@ def stream_limit() -> int | None:
         return _settings.stream_limit  # type: ignore[return-value]
     text = os.environ.get("STEPWISE_STREAM_LIMIT", "").strip()
     return _bytes_or_none(text, f"STEPWISE_STREAM_LIMIT={text!r}") if text else None
+
+
+def cache_size() -> int:
+    """Return the bytes that the cache of a store may take."""
+    if _settings.cache_size is not None:
+        return _settings.cache_size
+    text = os.environ.get("STEPWISE_CACHE_SIZE", "").strip()
+    chosen = _bytes_or_none(text, f"STEPWISE_CACHE_SIZE={text!r}") if text else None
+    return _CACHE_SIZE if chosen is None else chosen
+
+
+def cache_age(cache: Cache) -> float | None:
+    """Return the age in seconds up to which results answer equal calls; ``None`` for no cache."""
+    if cache != "dev":
+        return None if cache is None else cache.total_seconds()
+    text = os.environ.get("STEPWISE_ENV", "").strip().lower()
+    if text not in ("", "development", "production"):
+        raise ConfigurationError(f"STEPWISE_ENV={text!r}: use 'development' or 'production'")
+    return None if text == "production" else math.inf
 
 
 def _chosen_limit(given: Any) -> Any:

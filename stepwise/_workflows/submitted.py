@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -200,13 +201,16 @@ def _append(call: Invocation, seal: Any, epoch: int, due: float, *, limited: boo
 
 
 def _ring(store: Store, seal: Any) -> None:
-    """Ring the bell, but not for each of many submissions."""
+    """Ring the bell, but not for each of many submissions; the next scan of ``up`` finds them."""
     with _lock:
         at = elapsed()
         if at - _rung.get(store.url, -1.0) < _BETWEEN_RINGS:
             return
+        _rung[store.url] = math.inf  # meanwhile no other thread rings
+    try:
+        Bell(store, seal).ring(QUEUE)
+    finally:
         _rung[store.url] = at
-    Bell(store, seal).ring(QUEUE)
 
 
 # -- inside a run ----------------------------------------------------------------------------------

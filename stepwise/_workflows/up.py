@@ -66,7 +66,7 @@ from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._execution.turns import Turn
 from stepwise._execution.viewer import error_of
-from stepwise._journal.journal import facts_of, newest_mark, read_end, seal_for
+from stepwise._journal.journal import facts_of, newest_mark, read_end, read_head, seal_for
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunFacts
@@ -1539,13 +1539,13 @@ class Supervisor:
         """Return whether nobody has begun a submitted run meanwhile; plan the next ones in time."""
         if not run.facts.is_submitted:
             return True
-        backlog = self._backlogs[run.store.url]
         line = next((each for each in self._queues if each.planned.pop(run.key, None)), None)
         # The execution reports an error.
         with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
             if line is not None and line.has_more and len(line.planned) < self._terms.most:
                 self._refill(line)
-            return backlog.look_at(run.facts.run_id) == run
+            found = read_head(run.store, run.seal, run.facts.run_id)
+            return found is not None and found[0] == run.facts
         return True
 
     def _is_left_to_another_version(self, run: UnfinishedRun) -> bool:

@@ -8,6 +8,7 @@ invalid command line.
 from stepwise.cli import (  # noqa: F401
     agents,
     branches,
+    cache,
     learn,
     limits,
     look,

@@ -25,7 +25,7 @@ from stepwise._display.terminal import (
     Word,
     duration_text,
 )
-from stepwise._display.words import took_text
+from stepwise._display.words import cached_text, took_text
 from stepwise._runs.finding import call_text as call_text
 from stepwise._runs.finding import find_run as find_run
 from stepwise._runs.messages import parsed_json
@@ -168,7 +168,7 @@ def step_row(step: StepRecord) -> list[Any]:
         step.number,
         f"{step.name}({step.arguments})",
         Word(step.status),
-        " · ".join(filter(None, (step.preview, usage_text(step.usage)))),
+        " · ".join(filter(None, (step.preview, usage_text(step.usage), cached_text(step)))),
         step.attempts,
         took(step),
         step.site,

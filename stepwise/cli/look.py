@@ -30,7 +30,7 @@ from stepwise._display.terminal import (
     shown_value,
     when,
 )
-from stepwise._display.words import resume_text, tries_text
+from stepwise._display.words import cached_text, resume_text, tries_text
 from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
@@ -46,6 +46,7 @@ from stepwise._runtime.messages import printable, shell_word
 from stepwise.cli import _command as cli
 from stepwise.errors import escaped
 from stepwise.integrations._model_calls import model_calls
+from stepwise.integrations._prompts import moved_prompt
 
 # -- look -----------------------------------------------------------------------------------------
 
@@ -361,17 +362,18 @@ def _show_part(run: Run, step: int | None, path: str, *, as_json: bool) -> None:
 
 def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
     """Print everything that is recorded of a step."""
-    inputs, failures, problem = None, step.failures, ""
+    inputs, failures, problem, moved = None, step.failures, "", None
     try:
         inputs = step.inputs if step.has_inputs else None
+        moved = moved_prompt(step, run.steps) if step.usage else None
     except stepwise.UnreadableValueError as error:
         problem = str(error)
     texts = {n: shown(value, f"arguments[{n!r}]") for n, value in (inputs or {}).items()}
     if as_json:
         told = {n: [each.to_dict() for each in frames] for n, frames in failures.items()}
-        cli.echo_json(
-            {**step.to_dict(), "inputs": texts if inputs is not None else None, "failures": told}
-        )
+        inner = {"inputs": texts if inputs is not None else None, "failures": told}
+        prompt = {"prompt_moved": moved._asdict()} if moved is not None else {}
+        cli.echo_json({**step.to_dict(), **inner, **prompt})
         return
     cli.say(printable(f"{step.name}({step.arguments})", 1000))
     _say("run", printable(run.id))
@@ -383,6 +385,8 @@ def _show_step(run: Run, step: StepRecord, *, as_json: bool) -> None:
     _say("key", printable(step.idempotency_key) if step.side_effect else "")
     _say("child", printable(step.child))
     _say("model", printable(usage_text(step.usage)))
+    _say("answer", printable(cached_text(step)))
+    _say("prompt", printable(str(moved), 1000) if moved is not None else "")
     _say("result", printable(step.preview, 1000))
     if inputs is not None:
         cli.say()

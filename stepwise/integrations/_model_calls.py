@@ -71,11 +71,24 @@ def request_of(step: StepRecord, before: Iterable[StepRecord]) -> Any:
     Raises:
         UnreadableValueError: a record cannot be loaded here.
     """
+    return bodies_of(before, step)[-1][2]
+
+
+def bodies_of(before: Iterable[StepRecord], step: StepRecord) -> list[tuple[int, str, Any]]:
+    """Return the model calls among some steps, each as its number, URL and body; ``step`` last.
+
+    A body that is not known is ``None``.  If ``step`` is no model call, it stands there alone.
+
+    Raises:
+        UnreadableValueError: a record cannot be loaded here.
+    """
     form = _form_of(step)
     if not form:
-        return None
-    forms = [*filter(None, map(_form_of, before)), form]
-    return whole_bodies((None, each["request"].get("body")) for each in forms)[-1]
+        return [(step.number, "", None)]
+    forms = [(each.number, _form_of(each)) for each in before]
+    requests = [(n, each["request"]) for n, each in [*forms, (step.number, form)] if each]
+    bodies = whole_bodies((None, each.get("body")) for _, each in requests)
+    return [(n, each["url"], body) for (n, each), body in zip(requests, bodies, strict=True)]
 
 
 def answer_of(step: StepRecord) -> tuple[str, list[tuple[str, str]]]:

@@ -29,6 +29,8 @@ from typing import Any
 
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """Return the canonical JSON text of a value; equal texts mean equal values."""
+in_order = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+"""Return the JSON text of a value with its keys in their order, on which prompt caches depend."""
 _LONG = 200  # characters of JSON; a shorter value is repeated rather than referred to
 
 
@@ -36,7 +38,7 @@ def _prefixes(field: str, items: Iterable[Any]) -> Iterator[str]:
     """Yield the digest of each prefix of a list, shortest first."""
     digest = hashlib.sha256(field.encode("utf-8", "surrogatepass"))
     for item in items:
-        digest.update(canonical(item).encode() + b"\n")
+        digest.update(in_order(item).encode("utf-8", "surrogatepass") + b"\n")
         yield digest.copy().hexdigest()[:32]
 
 

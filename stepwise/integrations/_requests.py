@@ -38,7 +38,9 @@ from stepwise.integrations._model_requests import (
 from stepwise.integrations._request_limits import limit_of, limits
 
 if TYPE_CHECKING:
+    from stepwise._calls.call import Performance
     from stepwise._calls.limited import Limit
+    from stepwise._runtime.settings import Cache
 
 # -- request spending -----------------------------------------------------------------------------
 
@@ -52,7 +54,7 @@ def count_spending(
         emits: see :class:`RequestKind`.
     """
     if not streamed:
-        _count(scope, _usage(request, response, response.content))
+        _count(scope, usage_of_request(request, response, response.content))
         return response
     source, used = response.stream, _StreamedUsage(scope, request, response)
     say = _saying(scope, response, emits)
@@ -126,7 +128,7 @@ class _StreamedUsage:
         self._request = request
         self._response = response
         self._pieces: list[bytes] = []
-        self._counted = 0.0, 0.0
+        self._counted = 0.0, 0.0, 0.0
 
     def take(self, piece: bytes) -> None:
         """Take the next piece of the answer."""
@@ -137,14 +139,16 @@ class _StreamedUsage:
     def count(self) -> None:
         """Count the usage that was reported since the last count."""
         body = b"".join(recorded.decompressed(self._response, self._pieces, 1))
-        usd, tokens = amounts_of_usage(_usage(self._request, self._response, body))
-        before, self._counted = self._counted, (usd, tokens)
-        if usd > before[0] or tokens > before[1]:
-            more = {"cost_usd": usd - before[0], "output_tokens": tokens - before[1]}
+        spent = amounts_of_usage(usage_of_request(self._request, self._response, body))
+        before, self._counted = self._counted, spent
+        usd, tokens, cached = (now - then for now, then in zip(spent, before, strict=True))
+        if usd > 0 or tokens > 0:
+            more = {"cost_usd": usd, "output_tokens": tokens, "cached_input_tokens": cached}
             _count(self._scope, more)
 
 
-def _usage(request: Any, response: Any, body: bytes) -> dict[str, Any]:
+def usage_of_request(request: Any, response: Any, body: bytes) -> dict[str, Any]:
+    """Return the usage that an answer reports."""
     endpoint = endpoint_of(request.method, request.url.path) or ""
     kind = response.headers.get("content-type", "")
     return usage_of(endpoint, kind, body, str(request.url))
@@ -196,6 +200,18 @@ class RequestKind(NamedTuple):
     emits: str = ""
 
 
+class RequestCache:
+    """Which answers of other runs are used for equal requests to models."""
+
+    cache: Cache = None
+
+
+request_cache = RequestCache()
+
+# Requests with these fields change what the provider keeps, or ask for what it has not made yet.
+_STATEFUL = frozenset({"background", "container", "conversation"})
+
+
 class NotFinal(Exception):  # noqa: N818 -- it carries an answer past the journal
     """An answer that is not an outcome, but a failed attempt."""
 
@@ -215,6 +231,7 @@ class RequestStep(Step):
     """
 
     hands_out = False  # a response is made of it
+    says_again = True
 
     def __init__(self, name: str, sdk: str, *, effect: bool, endpoint: bool) -> None:
         def request(  # the arguments are the identity of a request
@@ -263,6 +280,25 @@ class RequestStep(Step):
     def repeats_refused(self, bound: Mapping[str, Any]) -> bool:
         """Return whether a refused request is sent again here, not by the client."""
         return not bound["exchange"].streamed  # the answer's reader has left the driver
+
+    def cache_for(self, bound: Mapping[str, Any]) -> Cache:
+        """Return which answers of other runs may answer a request."""
+        cache: Cache = bound["exchange"].cache
+        return cache
+
+    def cache_key(self, made: Performance) -> tuple[str, str]:
+        """Return the key of a request, which is all of its identity."""
+        return made.identity.digest, ""
+
+    def to_cache(self, value: Any) -> Any:
+        """Return an answer without its request; ``None`` if it answers no other request."""
+        return kept_answer(value)
+
+    def from_cache(self, value: Any, bound: Mapping[str, Any], scope: Scope) -> Any:
+        """Return an answer with the request of this call, and say its text again."""
+        exchange: Exchange = bound["exchange"]
+        say_again(exchange, value, scope)
+        return {"request": exchange.request_form(), **value}
 
     def may_change(self, bound: Mapping[str, Any]) -> bool:
         """Return that nothing changes: the arguments were made for this request alone."""
@@ -316,10 +352,17 @@ class Exchange:
         request: a request of httpx whose body has been read.
         forward: sends the request, as the client would have.
         streamed: True if the caller reads the answer.
+        cached: False if the cache must not answer, since a test does.
     """
 
     def __init__(
-        self, kind: RequestKind, request: Any, forward: Callable[[], Any], *, streamed: bool
+        self,
+        kind: RequestKind,
+        request: Any,
+        forward: Callable[[], Any],
+        *,
+        streamed: bool,
+        cached: bool = True,
     ) -> None:
         self.kind = kind
         self.request = request
@@ -329,24 +372,31 @@ class Exchange:
         self.run: ActiveRun | None = None
         self.body: Callable[[], Any] = forward
         self.limit = limit_of(request) if limits else None
+        self.cache: Cache = None
         self._streams = recorded.stream_class(recorded.library_of(request))
         endpoint = endpoint_of(request.method, request.url.path)
         self.endpoint = endpoint or ""
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.read = read_request(request.method, str(request.url), headers, request.content)
         self.effect = kind.named and self.read.method not in kind.reads
+        body = self.read.body if isinstance(self.read.body, dict) else {}
+        if (
+            cached
+            and not kind.named
+            and _STATEFUL.isdisjoint(n for n, each in body.items() if each)
+        ):
+            self.cache = request_cache.cache
         if kind.named:
             counting = {name: headers[name] for name in _COUNTING if name in headers}
             self.read = self.read._replace(headers={**self.read.headers, **counting})
 
-    def core(self, scope: Scope, body: Callable[[], Any]) -> Core:
-        """Return the core of the recorded call.
+    def arguments(self, tag: Callable[[str, bytes], bytes], secrets: Secrets) -> dict[str, Any]:
+        """Return the identity of the request, as arguments of its step.
 
         Args:
-            body: makes the request.
+            tag: makes tags with the key of the store.
         """
-        kind, read, self.body, self.run = self.kind, self.read, body, scope.run
-        name = f"{kind.sdk} {read.method}" if kind.named else self.endpoint
+        read = self.read
         text = json.dumps(read.body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         arguments = {
             "url": read.url,
@@ -356,10 +406,27 @@ class Exchange:
             "exchange": self,
         }
         if read.hidden:  # prompts that differ only in masked text are different requests
-            hidden = scope.run.secrets.mask(read.hidden).encode("utf-8", "surrogatepass")
-            tag = scope.run.journal.seal.tag("hidden in a request", hidden).hex()
-            arguments["headers"] = {**read.headers, "masked": tag}
-        step = _step(name, kind.sdk, self.effect, not kind.named)
+            hidden = secrets.mask(read.hidden).encode("utf-8", "surrogatepass")
+            masked = tag("hidden in a request", hidden).hex()
+            arguments["headers"] = {**read.headers, "masked": masked}
+        return arguments
+
+    def step(self) -> RequestStep:
+        """Return the step of the request."""
+        kind, read = self.kind, self.read
+        name = f"{kind.sdk} {read.method}" if kind.named else self.endpoint
+        return _step(name, kind.sdk, self.effect, not kind.named)
+
+    def core(self, scope: Scope, body: Callable[[], Any]) -> Core:
+        """Return the core of the recorded call.
+
+        Args:
+            body: makes the request.
+        """
+        self.body, self.run = body, scope.run
+        step, arguments = self.step(), self.arguments(scope.run.journal.seal.tag, scope.run.secrets)
+        if self.cache is not None and step.cache is None:
+            step.cache_calls(self.cache)
         if self.limit is not None and step.limit is None:
             step.limit_calls(self.limit)
         return step.core(scope, (), arguments)
@@ -380,8 +447,11 @@ class Exchange:
         return opened if opened.error is not None else Result(self.form([opened.value.content]))
 
     def of_stream(self, pieces: list[bytes], left: int) -> Result:
-        """Return the result of a request with these pieces of its answer."""
-        pieces = recorded.decompressed(self.response, pieces, left)
+        """Return the result of a request with these pieces of its answer, as they were received."""
+        return self.of_pieces(recorded.decompressed(self.response, pieces, left), left)
+
+    def of_pieces(self, pieces: list[bytes], left: int) -> Result:
+        """Return the result of a request with these decompressed pieces of its answer."""
         if not left and not self.effect and recorded.is_failed(self.response, pieces):
             return Result(error=NotFinal(self.response))
         form = self.form(pieces, left)
@@ -398,6 +468,13 @@ class Exchange:
             kept = {name: value for name, value in headers.items() if name not in _CONNECTION}
             if "content-encoding" in headers and read.method != "HEAD":
                 kept.pop("content-length", None)  # the length of the compressed body
+        return recorded.recorded_form(
+            self.response, pieces, request=self.request_form(), headers=kept, left=left
+        )
+
+    def request_form(self) -> dict[str, Any]:
+        """Return the request in its recorded form."""
+        read = self.read
         request: dict[str, Any] = {
             "method": read.method,
             "url": read.url,
@@ -408,9 +485,7 @@ class Exchange:
             body = secrets.masked(read.body) if secrets else read.body
             bodies = _bodies.setdefault(self.run, recorded.Bodies())
             request |= {"headers": read.headers, "body": bodies.shortened(body)}
-        return recorded.recorded_form(
-            self.response, pieces, request=request, headers=kept, left=left
-        )
+        return request
 
     def ends(self) -> dict[str, Callable[[list[bytes]], bool]]:
         """Return how the end of the answer's stream is recognised, as arguments of ``Streamed``."""
@@ -439,6 +514,22 @@ class Exchange:
             if self.response is not None
             else recorded.response_from(form, self.request)
         )
+
+
+def kept_answer(form: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a recorded answer without its request; ``None`` if it is a refusal or not whole."""
+    if not 200 <= form["status"] < 300 or form.keys() & {"left", "cut"}:
+        return None
+    return {name: value for name, value in form.items() if name != "request"}
+
+
+def say_again(exchange: Exchange, form: Mapping[str, Any], scope: Scope) -> None:
+    """Say the text of a streamed answer, which the cache gave."""
+    if exchange.kind.emits and exchange.streamed:
+        telling = Telling(form["headers"].get("content-type", ""))
+        for piece in recorded.pieces_of(form):
+            for text in telling.take(piece):
+                emissions_of(scope.run).emit(text, exchange.kind.emits, scope.around)
 
 
 # -- synchronous clients -------------------------------------------------------------------------

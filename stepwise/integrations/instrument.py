@@ -28,9 +28,11 @@ from stepwise._execution.tasks import warn_if_unseen
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, notice, reports
-from stepwise._runtime.options import check_stream
+from stepwise._runtime.options import CACHES, check_stream, is_cache
+from stepwise._runtime.settings import Cache
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import SENDER, asks_model, endpoint_of
+from stepwise.integrations._request_cache import SentRequest
 from stepwise.integrations._request_limits import (
     asend_limited,
     check_limits,
@@ -38,7 +40,14 @@ from stepwise.integrations._request_limits import (
     send_limited,
 )
 from stepwise.integrations._request_limits import limits as known_limits
-from stepwise.integrations._requests import Exchange, RequestKind, asend, count_spending, send
+from stepwise.integrations._requests import (
+    Exchange,
+    RequestKind,
+    asend,
+    count_spending,
+    request_cache,
+    send,
+)
 from stepwise.integrations._supported import does_not_fit, require
 
 # -- unseen requests ------------------------------------------------------------------------------
@@ -132,6 +141,7 @@ def instrument(
     name: str | None = None,
     reads: Iterable[str] = _READS,
     limits: Mapping[str, Limit] = _NO_LIMITS,
+    cache: Cache = None,
     emit: str | None = None,
 ) -> None:
     """Record the requests to models: each is made once per run, and answered after a crash.
@@ -158,13 +168,20 @@ def instrument(
         limits: limits (:class:`Limit`) by model or address: ``{"gpt-5": ..., "api.openai.com":
             ...}``; the model comes first.  All requests that are seen wait for them, outside runs
             too.  What a provider refuses (429) is sent again when it allows that.
+        cache: answers of other runs that are used for equal requests to models, streamed ones and
+            those at any temperature included: ``"dev"`` for any age, but none where
+            ``STEPWISE_ENV`` is ``production``; or those of the last ``timedelta(...)``.  The n-th
+            equal request of a run gets the n-th answer.
         emit: a stream of the run that gets the text of streamed answers, as :func:`emit` would.
 
     Raises:
         ConfigurationError: the client is of another kind, or the version of a library does not fit.
     """
     check_limits(limits)
+    if not is_cache(cache):
+        raise ConfigurationError(f"cache={cache!r:.200} of instrument(): it must be {CACHES}")
     known_limits.update(limits)
+    request_cache.cache = cache
     models = _MODELS._replace(emits=_checked_stream(emit))
     if client is None:
         if name is not None:
@@ -217,6 +234,7 @@ def uninstrument(client: Any = None, /) -> None:
     _everywhere.kind = None
     _clients.clear()
     known_limits.clear()
+    request_cache.cache = None
     with _mutex:
         for module, path in [] if _answers else list(_wrapped):
             _unwrap(module, path)
@@ -319,44 +337,63 @@ def _seen(client: Any, request: Any) -> tuple[RequestKind | None, Scope | None]:
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     request = _request(args, kwargs)
-    if _is_answered(client, request):
-        wrapped = _answer
+    is_test = _is_answered(client, request)
+    wrapped = _answer if is_test else wrapped
     (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
     forward = partial(wrapped, *args, **kwargs)
-    if kind is None or scope is None or scope.call is not None:  # the step is recorded, if any
-        limit = limit_of(request) if known_limits and kind is not None else None
-        if limit is not None:
-            response = send_limited(limit, forward, request, streamed=streamed)
-        else:
-            response = forward()
-        if scope is None or kind is None:
+    if kind is None:
+        return forward()
+    if scope is not None and scope.call is None:
+        request.read()
+        return send(scope, Exchange(kind, request, forward, streamed=streamed, cached=not is_test))
+    limit = limit_of(request) if known_limits else None  # the step is recorded, if any
+    if limit is not None:
+        forward = partial(send_limited, limit, forward, request, streamed=streamed)
+    if request_cache.cache is None or is_test:
+        response = forward()
+    else:
+        request.read()
+        exchange = Exchange(kind, request, forward, streamed=streamed)
+        sent = SentRequest(exchange, scope, asynchronous=False)
+        response = sent.send()
+        if sent.is_answered:
             return response
-        return count_spending(
-            scope, request, response, kind.emits, streamed=streamed, asynchronous=False
-        )
-    request.read()
-    return send(scope, Exchange(kind, request, forward, streamed=streamed))
+    if scope is None:
+        return response
+    return count_spending(
+        scope, request, response, kind.emits, streamed=streamed, asynchronous=False
+    )
 
 
 async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     request = _request(args, kwargs)
-    if _is_answered(client, request):
-        wrapped = _aanswer
+    is_test = _is_answered(client, request)
+    wrapped = _aanswer if is_test else wrapped
     (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
     forward = partial(wrapped, *args, **kwargs)
-    if kind is None or scope is None or scope.call is not None:
-        limit = limit_of(request) if known_limits and kind is not None else None
-        if limit is not None:
-            response = await asend_limited(limit, forward, request, streamed=streamed)
-        else:
-            response = await forward()
-        if scope is None or kind is None:
+    if kind is None:
+        return await forward()
+    if scope is not None and scope.call is None:
+        await request.aread()
+        exchange = Exchange(kind, request, forward, streamed=streamed, cached=not is_test)
+        return await asend(scope, exchange)
+    limit = limit_of(request) if known_limits else None
+    if limit is not None:
+        forward = partial(asend_limited, limit, forward, request, streamed=streamed)
+    if request_cache.cache is None or is_test:
+        response = await forward()
+    else:
+        await request.aread()
+        exchange = Exchange(kind, request, forward, streamed=streamed)
+        sent = SentRequest(exchange, scope, asynchronous=True)
+        response = await sent.asend()
+        if sent.is_answered:
             return response
-        return count_spending(
-            scope, request, response, kind.emits, streamed=streamed, asynchronous=True
-        )
-    await request.aread()
-    return await asend(scope, Exchange(kind, request, forward, streamed=streamed))
+    if scope is None:
+        return response
+    return count_spending(
+        scope, request, response, kind.emits, streamed=streamed, asynchronous=True
+    )
 
 
 def _answer(*args: Any, **kwargs: Any) -> Any:

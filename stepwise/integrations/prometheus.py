@@ -10,6 +10,7 @@ import time
 from collections import Counter as Numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -129,10 +130,6 @@ class StoreCollector(Collector):
         if self._supervisor is not None:
             yield from _of_supervisor(self._supervisor)
 
-    def describe(self) -> list[Metric]:
-        """Return nothing, so that registering reads no store."""
-        return []
-
     def _of_stores(self) -> Iterator[Metric]:
         try:
             found = [each.count() for each in self._censuses]
@@ -196,15 +193,13 @@ class Health:
         for store in self._stores:
             asking = self._asking.get(store.url)
             if asking is None or not asking.is_alive():  # else an earlier question is open
+                self._answers[store.url] = f"the store {store.url} has not answered yet"
                 asking = threading.Thread(target=self._ask, args=(store,), daemon=True)
                 self._asking[store.url] = asking
-                self._answers[store.url] = f"the store {store.url} has not answered yet"
                 asking.start()
-        until = time.monotonic() + _ANSWERS
-        for url, asking in list(self._asking.items()):
-            asking.join(max(0.0, until - time.monotonic()))
-            if self._answers[url]:
-                yield self._answers[url]
+            asking.join(_ANSWERS)
+            if self._answers[store.url]:
+                yield self._answers[store.url]
 
     def _ask(self, store: Store) -> None:
         answer = ""
@@ -265,7 +260,7 @@ def serve(address: str, stores: Iterable[Store], supervisor: Supervisor) -> str:
     def answer(environ: Mapping[str, Any], start: Callable[..., object]) -> list[bytes]:
         page = known.get(environ["PATH_INFO"])
         status, kind, content = page() if page is not None else (404, TEXT, b"no such page\n")
-        start(f"{status} {_WORDS[status]}", [("content-type", kind)])
+        start(f"{status} {HTTPStatus(status).phrase}", [("content-type", kind)])
         return [content]
 
     host, _, port = address.rpartition(":")
@@ -278,6 +273,3 @@ def serve(address: str, stores: Iterable[Store], supervisor: Supervisor) -> str:
         ) from error
     threading.Thread(target=server.serve_forever, name="stepwise metrics", daemon=True).start()
     return f"http://{host or '127.0.0.1'}:{server.server_port}"
-
-
-_WORDS = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}

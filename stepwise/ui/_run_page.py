@@ -34,6 +34,7 @@ from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_c
 from stepwise._runtime.messages import shell_word
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
+from stepwise.integrations._prompts import moved_prompt
 from stepwise.ui import _shell as ui
 from stepwise.ui._pages import doubt, question, stopped
 from stepwise.ui._view import View
@@ -52,6 +53,7 @@ def conversation(step: StepRecord, steps: Sequence[StepRecord]) -> Markup:
     """
     try:
         body = request_of(step, [each for each in steps if each.number < step.number])
+        moved = moved_prompt(step, steps)
         text, calls = answer_of(step)
     except (UnreadableValueError, RecursionError):
         return Markup()
@@ -63,6 +65,8 @@ def conversation(step: StepRecord, steps: Sequence[StepRecord]) -> Markup:
     shown = [_turn(role, content) for role, content in turns[-_TURNS:]]
     if left_out > 0:
         shown.insert(0, tag("p", f"{left_out} earlier messages", cls="soft"))
+    if moved is not None:
+        shown.insert(0, tag("p", f"The prompt {moved}", cls="soft"))
     usage = usage_text(step.usage)
     return section(("Conversation ", tag("small", usage)), shown, cls="conversation")
 
@@ -288,6 +292,7 @@ def _head(view: View, at: _Moment) -> Markup:
         "steps": f"{shown.total:,}" if shown.total else "",
         "execution time": duration_text(spent.seconds) if spent.seconds else "",
         "saved by resuming": ui.saved_text(spent.saved or {}),
+        "saved by the cache": ui.saved_text(spent.saved_by_cache or {}),
         "down": duration_text(shown.lost) if shown.lost else "",
         "resumed": f"{at.page.resumed} times"
         if at.page.resumed > 1

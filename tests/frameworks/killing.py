@@ -233,13 +233,12 @@ class Trial:
 
     def judge(self, disturbance):
         """Return what is wrong: repeated requests or tools, another text, another history."""
-        kills = disturbance.tool != "" or any(
-            how in MOMENTS for how in disturbance.requests.values()
-        )
+        planned = [how for how in disturbance.requests.values() if how in MOMENTS]
+        kills = len(planned) + (disturbance.tool != "")
         wrong = []
         if kills and len(self.ended) < 2:
             wrong.append("it was not killed")
-        most = REQUESTS + self.faults + (1 if kills else 0)
+        most = REQUESTS + self.faults + kills
         if self.requests > most:
             turns = Counter(received.turn for received in self.server.received)
             wrong.append(f"{self.requests} requests, by turn: {dict(turns)}")

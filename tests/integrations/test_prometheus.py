@@ -19,7 +19,7 @@ from stepwise._runs import census
 from stepwise._runs.census import Census
 from stepwise._runtime import events, settings
 from stepwise._workflows.up import RunOutput, Supervisor, Terms
-from stepwise.errors import ConfigurationError, StoreError
+from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 from stepwise.integrations import prometheus
 from stepwise.stores import open_store
 from stepwise.stores._group_commit import Commits
@@ -184,16 +184,31 @@ def test_the_census_says_what_the_listing_says(tmp_path):
 
 
 def test_a_suspended_run_that_is_late(monkeypatch):
-    """A run is late by the seconds since the moment that it waits for."""
+    """A run is late by the seconds since its moment; a submitted run is suspended, too."""
     settings.suspend_soon(0)
     try:
         with pytest.raises(stepwise.RunSuspended):
             sleeper(1000)
     finally:
         settings.suspend_soon(60)
-    assert Census(store()).count() == ({"suspended": 1, "cancelled": 0, "completed": 0}, 0.0)
+    job.submit("later")
+    assert Census(store()).count() == ({"suspended": 2, "cancelled": 0, "completed": 0}, 0.0)
     monkeypatch.setattr(census.time, "time", lambda: time.monotonic() + 2**33)
     assert Census(store()).count().late > 2**32
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(monkeypatch):
+    """A crashed run whose journal is damaged counts as unreadable, and the others as they are."""
+    job("a")
+    with pytest.raises(SystemExit):
+        acting("x")
+
+    def deaths_of(*_):
+        raise CorruptStoreError("damaged")
+
+    monkeypatch.setattr(census, "deaths_of", deaths_of)
+    found = Census(store()).count().by_status
+    assert (found["completed"], found["unreadable"]) == (1, 1)
 
 
 def test_a_run_that_is_executed_is_not_late():

@@ -127,7 +127,7 @@ PLACES = {
     "interrupted": "why at decided rest",
     "cancelling": "by reason message at",
     "outcome": "call status attempts clean inner preview traceback changed form at state"
-    " awaited usage message spent tries",
+    " awaited usage message spent tries cached",
     "handled": "numbers at",
     "settled": "number landed preview form at spent",
     "stopped": "call steps records at",

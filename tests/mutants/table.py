@@ -806,7 +806,7 @@ _WAITS = [
     _mutant(
         "a submitted run that another process has begun is begun here, too",
         "_workflows/up.py",
-        "return backlog.look_at(run.facts.run_id) == run",
+        "return found is not None and found[0] == run.facts",
         "return True",
         "test_submitted.py::test_a_run_that_somebody_began_is_not_begun_again",
     ),
@@ -1178,6 +1178,52 @@ _STREAMS = [
     ),
 ]
 
+_CACHE = [
+    _mutant(
+        "a call that changed its arguments is answered, without the change",
+        "_calls/cached.py",
+        "if self.ended is None or self.changed:",
+        "if self.ended is None:",
+        "test_cached.py::test_a_change_that_cannot_be_recorded_is_not_answered",
+    ),
+    _mutant(
+        "a step in which a tool acted is answered",
+        "_calls/cached.py",
+        "more = record.inner or (",
+        "more = (",
+        "test_cached.py::test_what_makes_other_calls_or_speaks_is_not_answered",
+    ),
+    _mutant(
+        "a result is a copy of an object that the caller has",
+        "_calls/cached.py",
+        "if more or not is_whole or _holds(self.identity.held, value):",
+        "if more or not is_whole:",
+        "test_cached.py::test_what_shares_objects_is_not_answered",
+    ),
+    _mutant(
+        "a run is answered by its own results",
+        "_calls/cached.py",
+        "if self.entry is None or self.entry.run != made_by or not made_by:",
+        "if True:",
+        "test_cached.py::test_a_run_is_not_answered_by_its_own_results",
+        "test_request_cache.py::test_a_run_that_asks_again_gets_another_answer",
+    ),
+    _mutant(
+        "the code of an argument's class counts for nothing",
+        "_identity/coded.py",
+        'return join(b"V", [encoded, *self._methods(cls)])',
+        "return encoded",
+        "test_cached.py::test_edits_are_other_calls",
+    ),
+    _mutant(
+        "code that was edited while the program runs has a key",
+        "_identity/following.py",
+        "if follower is None or _unread:",
+        "if follower is None:",
+        "test_cached.py::test_an_edited_module_while_the_program_runs",
+    ),
+]
+
 _BRANCHES = [
     _mutant(
         "a branch makes its side effects",
@@ -1233,5 +1279,6 @@ MUTANTS = [
     *_LIMITS,
     *_RERUNS,
     *_STREAMS,
+    *_CACHE,
     *_BRANCHES,
 ]

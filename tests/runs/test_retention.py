@@ -105,15 +105,16 @@ def test_by_size():
 
 
 def test_what_stays():
-    """Runs that failed or are being executed stay, also above a number."""
+    """Runs that failed, were submitted or are executed stay, also above a number."""
     broken.add("bad")
     with pytest.raises(ValueError, match="bad"):
         call("bad")
     make("a", "b")
+    submitted = job.submit("later")
     lease = Lease(store(), "a").acquire()
     assert keeping(runs=1, age=0) == ["retention: deleted 1 run"]
     lease.release()
-    assert ids() == {"bad", "a"}
+    assert ids() == {"bad", "a", submitted.id}
 
 
 def test_children_go_with_their_parents():
