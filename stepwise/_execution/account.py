@@ -458,7 +458,7 @@ def pooled(name: str, budget: Budget | None, spent: Iterable[Any]) -> Iterator[N
     account = Account(name, Flows(), budget, None)
     account._family.discard(account)  # it executes nothing itself
     for each in spent:
-        account._live.add(each.usd, each.tokens, each.steps)
+        account._live.add(each.usd, each.tokens, steps=each.steps)
         account._seconds += each.seconds
     token = _pool.set(account)
     try:
