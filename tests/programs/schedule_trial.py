@@ -95,6 +95,7 @@ def each_instant_is_one_run(folder, url, *, days, seed):
             if drawn.random() < 0.2:
                 time.sleep(drawn.random() / 5)
                 supervisors.kill(drawn.randrange(2))
+        supervisors.until(lambda: all(row.next > end for row in rows.all()))
         supervisors.set(end + 1)  # submissions of one moment are microseconds apart
         wanted = set().union(*(expected(name, end) for name in SCHEDULES))
         supervisors.until(lambda: supervisors.logged().keys() >= wanted)
