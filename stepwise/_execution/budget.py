@@ -108,7 +108,7 @@ class Spent:
         told = amounts_text(vars(self))
         saved = amounts_text({**(self.saved or {}), "seconds": 0})
         told = f"at least {told}" if self.at_least else told
-        cached = amounts_text(self.cached or {})
+        cached = amounts_text(self.saved_by_cache or {})
         more = [f"resuming saved {saved}" * bool(saved), f"the cache saved {cached}" * bool(cached)]
         return "; ".join(filter(None, [told, *more]))
 
