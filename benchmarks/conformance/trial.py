@@ -68,6 +68,7 @@ class Trial:
             if (self.folder / "stalled").exists():
                 return process
             time.sleep(0.01)
+        process.communicate()
         return None
 
     def wake(self, process: subprocess.Popen[str]) -> Told:
@@ -101,15 +102,16 @@ class Trial:
         )
 
     def _process(self, *action: str, lives: bool = False, **more: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [self.python, self.program, *action],
-            env={**self.environment, **more, **({"LIVES": "1"} if lives else {})},
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=open(self.folder / "errors", "a", encoding="utf-8"),
-            text=True,
-            start_new_session=True,
-        )
+        with open(self.folder / "errors", "a", encoding="utf-8") as errors:
+            return subprocess.Popen(
+                [self.python, self.program, *action],
+                env={**self.environment, **more, **({"LIVES": "1"} if lives else {})},
+                cwd=self.folder,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
 
     def _told(self, process: subprocess.Popen[str], seconds: float, *, then_kill=False) -> Told:
         assert process.stdout is not None
@@ -117,7 +119,7 @@ class Trial:
             ready, _, _ = select.select([process.stdout], [], [], seconds)
             line = process.stdout.readline() if ready else '{"state": "hangs", "why": "in start"}'
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
             return json.loads(line) if line else {"state": "killed"}
         try:
             said, _ = process.communicate(timeout=seconds)
