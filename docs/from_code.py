@@ -34,6 +34,7 @@ TYPES = {  # private aliases, in words
     "Limit | None": "a `Limit`, or `None`",
     "Cache": '`"dev"`, a `timedelta`, or `None`',
     "ClassFields | None": "fields by class",
+    "Callable[[datetime], Any] | None": "a function, or `None`",
     "Compensate": "a function, or `None`",
     "Executor | str | None": "an executor, a name, or `None`",
     "Exceptions": "an exception class, or a tuple of them",
@@ -47,6 +48,7 @@ TYPES = {  # private aliases, in words
     "Retain | None": "a `Retain`, or `None`",
     "RetryOn": "exception classes, or a function",
     "Retention": "a text",
+    "Missed": "a text",
     "Start | None": "a text, or `None`",
     "bool": "`True` or `False`",
     "bool | None": "`True`, `False` or `None`",
@@ -55,6 +57,7 @@ TYPES = {  # private aliases, in words
     "int": "a number",
     "int | None": "a number, or `None`",
     "str | None": "a text, or `None`",
+    "str | timedelta | None": "a text, a timedelta, or `None`",
     "tuple[str, ...]": "names",
     "tuple[tuple[str, str], ...]": "a mapping of texts",
 }

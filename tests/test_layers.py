@@ -47,6 +47,7 @@ ONLY_IN = {
         "stepwise.integrations",
         "stepwise.testing",
     },
+    "cronsim": {"stepwise._workflows.instants"},
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores"},
@@ -104,7 +105,7 @@ MAY_IMPORT = {
         "ui._reading ui._server"
     ),
     "ui": (
-        "_checkpoints.checkpoints _display _execution _journal _runs _runtime _workflows.up "
+        "_checkpoints.checkpoints _display _execution _journal _runs _runtime "
         "integrations._model_calls integrations._prompts"
     ),
     "http": (

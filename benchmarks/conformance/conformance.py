@@ -66,7 +66,7 @@ def version_of(peer: str, python: str) -> str:
 def played(cell: Cell, peer: str, python: str, rounds: int) -> dict[str, Any]:
     """Play a cell in so many trials; return its result, the trials, and what happened."""
     found: Counter[str] = Counter()
-    said: Counter[str] = Counter()
+    said: dict[str, Counter[str]] = {}
     root = pathlib.Path(tempfile.mkdtemp(prefix="conformance-"))
     try:
         for number in range(rounds):
@@ -78,13 +78,13 @@ def played(cell: Cell, peer: str, python: str, rounds: int) -> dict[str, Any]:
             finally:
                 trial.close()
             found[result] += 1
-            said[words] += bool(words)
+            said.setdefault(result, Counter()).update([words] * bool(words))
             if result == NOT:
                 break
     finally:
         shutil.rmtree(root, ignore_errors=True)
     worst = next(each for each in (BROKEN, "asks", "held", NOT) if found[each])
-    what = "; ".join(words for words, n in said.most_common(2) if n)
+    what = "; ".join(words for words, _ in said[worst].most_common(2))
     return {"result": worst, "times": found[worst], "trials": found.total(), "what": what}
 
 
@@ -105,7 +105,14 @@ def with_table(page: str, results: dict[str, Any]) -> str:
             + " | ".join(_shown(row.get(peer), notes) for peer in peers)
             + " |"
         )
-    lines += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1)), ""]
+    lines += [
+        "",
+        *(
+            f"{number}. {note}"
+            for number, note in enumerate((" ".join(each.split()) for each in notes), 1)
+        ),
+        "",
+    ]
     return MARK.sub(lambda found: found[1] + "\n" + "\n".join(lines) + "\n" + found[2], page)
 
 

@@ -13,7 +13,10 @@ stepwise.configure(store=f"disk:{FOLDER}/store", suspend_after=0)
 def landed(call):
     """Ask the receiver whether it has an effect with this key."""
     found = [each for each in ledger() if each["key"] == call.idempotency_key]
-    return Landed(f"{found[0]['name']} {found[0]['value']}".strip()) if found else DidNotHappen
+    if not found:
+        return DidNotHappen
+    said = f"{found[0]['name']} {found[0]['value']}".strip()
+    return Landed([said] if call.name == "reserve" else said)
 
 
 effectful = tool(side_effect=True, in_doubt=landed if KEYED else "raise")

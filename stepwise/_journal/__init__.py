@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     seal versions records signatures projection course lease journal log inbox ledger
-    limit_store cache stream summary
+    limit_store cache schedule_rows stream summary
 """

@@ -114,3 +114,21 @@ def describe_owner(owner: Owner | None) -> str:
         return f"by this process, in {owner.thread or 'another thread'},{since}"
     process = f"process {owner.pid}" if owner.pid else "another process"
     return f"by {process} on {owner.host}{since}{_stopped(owner)}"
+
+
+# -- supervisors ---------------------------------------------------------------------------------
+
+
+def supervisor_name(workflow: str, code: str = "") -> str:
+    """Return the name of the lease that the supervisor of a workflow's runs holds.
+
+    Args:
+        workflow: the full name of the workflow.
+        code: the fingerprint of the workflow's code, for the supervisor that has this code.
+    """
+    return f"up:{workflow} {code}" if code else f"up:{workflow}"
+
+
+def is_served(store: Store, workflow: str) -> bool:
+    """Return whether a lasting supervisor continues the runs of a workflow."""
+    return store.owner(supervisor_name(workflow)) is not None

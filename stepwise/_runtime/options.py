@@ -7,6 +7,7 @@ import inspect
 import os
 import reprlib
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from stepwise._runtime.retries import check_retries, is_seconds
@@ -212,7 +213,8 @@ def _is_text(value: Any) -> bool:
 # supervisors.
 _RESERVED = (
     *("bell:", "inbox:", "langgraph:", "langgraph-threads"),
-    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions", "queue:", "stream:", "up:"),
+    *("limit:", "limits:", "openai-agents:", "openai-agents-sessions"),
+    *("queue:", "schedules:", "stream:", "up:"),
 )
 _RUN_ID = f"a text, not empty, that does not begin with {', '.join(_RESERVED)}"
 
@@ -338,6 +340,23 @@ _OF_EFFECTS: dict[str, Allowed] = {
     ),
 }
 
+OF_SCHEDULES: dict[str, Allowed | None] = {
+    "every": (
+        lambda value: value is None or isinstance(value, (str, timedelta)),
+        "a cron expression like '0 9 * * mon-fri', or a timedelta",
+    ),
+    "timezone": (
+        _or_none(lambda value: isinstance(value, str)),
+        "the name of a time zone, like 'Europe/Zurich'; None for UTC",
+    ),
+    "missed": (_one_of("skip", "once", "all"), "'skip', 'once' or 'all'"),
+    "arguments": (
+        _or_none(callable),
+        "a function of the instant, which returns a tuple or a dict of arguments",
+    ),
+}
+"""The options of a workflow that say when ``stepwise up`` begins its runs."""
+
 _OF_WORKFLOWS: dict[str, Allowed | None] = {
     **_OF_ALL,
     "run_id": (_or_none(_is_run_id), _RUN_ID),
@@ -357,6 +376,7 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
         "seconds, above 0; None for as long as it takes",
     ),
     "concurrent": (_or_none(_is_count), "a number of runs, 1 or more; None for any number"),
+    **OF_SCHEDULES,
     "checkpoint_every": (_is_count, "a number of steps, 1 or more"),
     "retention": _RETENTION,
     "keep": (_is_count, "a number of checkpoints, 1 or more"),

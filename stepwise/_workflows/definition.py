@@ -28,6 +28,8 @@ from stepwise._values.trees import found_at
 from stepwise.errors import ConfigurationError, RunWarning
 
 if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
     from typing_extensions import Self
 
     from stepwise._execution.budget import Budget
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 Start = Literal["same", "unfinished", "new"]
 """The run that a call from outside of any run means; see :mod:`stepwise._workflows.begin`."""
+Missed = Literal["skip", "once", "all"]
+"""What becomes of the instants of a schedule at which no ``stepwise up`` was there."""
 
 
 class Options:
@@ -64,6 +68,10 @@ class Options:
     budget: Budget | None = None
     timeout: float | None = None
     concurrent: int | None = None
+    every: str | timedelta | None = None
+    timezone: str | None = None
+    missed: Missed = "once"
+    arguments: Callable[[datetime], Any] | None = None
 
     def __init__(self, **chosen: Any) -> None:
         vars(self).update(chosen)  # the class holds the defaults, which most options keep

@@ -67,7 +67,7 @@ from stepwise._execution.tasks import drained
 from stepwise._execution.turns import Turn
 from stepwise._execution.viewer import error_of
 from stepwise._journal.journal import facts_of, newest_mark, read_end, read_head, seal_for
-from stepwise._journal.lease import Lease, describe_owner
+from stepwise._journal.lease import Lease, describe_owner, supervisor_name
 from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
@@ -90,6 +90,7 @@ from stepwise._workflows.definition import Definition
 from stepwise._workflows.execute import Recall, record_end_of_process, record_submission
 from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start
 from stepwise._workflows.resume import WorkflowRun
+from stepwise._workflows.schedules import Timetable
 from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
@@ -883,16 +884,6 @@ class ModuleFiles:
 # -- supervisor -----------------------------------------------------------------------------------
 
 
-def supervisor_name(workflow: str, code: str = "") -> str:
-    """Return the name of the lease that the supervisor of a workflow's runs holds.
-
-    Args:
-        workflow: the full name of the workflow.
-        code: the fingerprint of the workflow's code, for the supervisor that has this code.
-    """
-    return f"up:{workflow} {code}" if code else f"up:{workflow}"
-
-
 _DRAWN = 100  # submitted runs of a workflow that are planned; the others stay in the store
 _DRAW_AGAIN = 0.25  # seconds after a ring; a submission may follow another one without a ring
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
@@ -903,7 +894,9 @@ _NAMED = 20  # runs of unknown workflows that are named, beside the first of eac
 _OWN_TASK = 60.0  # seconds for the task of a submitted run to begin it
 _LONGEST = 300.0  # seconds after a death, at most
 _RETENTION = 1.0  # seconds for deletions in each store, with ``once``
-Kind = Literal["ready", "begun", "ended", "left", "changed", "draining", "problem", "pruned"]
+Kind = Literal[
+    "ready", "begun", "ended", "left", "changed", "draining", "problem", "pruned", "schedule"
+]
 Key = tuple[str, str]
 
 
@@ -1054,6 +1047,9 @@ class Supervisor:
         self._bells: dict[str, Bell] = {}
         self._plans: dict[Key, _Plan] = {}
         self._agenda: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
+        self._starts: list[
+            tuple[float, float, Key]
+        ] = []  # the same, of submitted runs: they are last
         self._moments: set[tuple[float, Key]] = set()  # the moments and runs in the heap
         self._jobs: dict[Key, Underway] = {}
         self._asked: dict[Key, tuple[_Plan, Turn]] = {}  # runs that wait for their turn
@@ -1069,6 +1065,9 @@ class Supervisor:
         # Not a condition or event: a signal handler of the same thread may put an item.
         self._news: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
         self._announced: dict[Key, Lease] = {}
+        self._timetable = Timetable(
+            (each.store for each in self._backlogs.values()), self._tell_of_schedule
+        )
         self._files = ModuleFiles()
         self._is_edited = False
         self._stops = 0
@@ -1125,6 +1124,8 @@ class Supervisor:
         Runs that other processes execute are not considered.
         """
         at = min([self._noted, *(plan.at for plan in self._plans.values())])
+        if not self._terms.only:
+            at = min(at, self._timetable.next)
         return None if math.isinf(at) else at
 
     @property
@@ -1151,6 +1152,7 @@ class Supervisor:
         memory.is_executor = True
         settings.suspend_soon(WAIT_HERE)
         self._files.look()
+        self._begin_scheduled(look=True)
         if self._terms.once:
             self._horizon = clock.now() + _SCAN
         self._scan()
@@ -1158,13 +1160,14 @@ class Supervisor:
             now, plans = clock.now(), self._plans.values()
             waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
             due = count(len(plans) - waiting, "run")
-            more = "at least " if any(each.has_more for each in self._queues) else ""
-            self._say("ready", None, f"{more}{due} to continue, {waiting} waiting")
+            more = ", and more" if any(each.has_more for each in self._queues) else ""
+            self._say("ready", None, f"{due} to continue, {waiting} waiting{more}")
             if not self._terms.once:
                 self.retention.begin()
         scanned, behind = time.monotonic(), _behind()
         while not self._is_ending:
             self.looked = time.monotonic()
+            self._begin_scheduled()
             self._begin_due()
             is_due = any(plan.at <= self._horizon for plan in self._plans.values())
             if self._terms.once and not (self._jobs or self._asked or is_due):
@@ -1172,11 +1175,10 @@ class Supervisor:
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
             set_back = _behind() > behind + _SET_BACK
             if set_back:  # moments by the old clock would come too late
-                self._plans.clear()
-                self._agenda.clear()
-                self._moments.clear()
+                self._forget_plans()
             if set_back or time.monotonic() >= scanned + _SCAN:
                 self._look_for_edits()
+                self._begin_scheduled(look=True)
                 self._scan()
                 scanned, behind = time.monotonic(), _behind()
             else:
@@ -1202,8 +1204,18 @@ class Supervisor:
                 self.retention.work(_RETENTION)
         self.retention.end()
 
+    def _forget_plans(self) -> None:
+        """Forget when runs continue; the next scan plans all of them."""
+        self._plans.clear()
+        self._agenda.clear()
+        self._starts.clear()
+        self._moments.clear()
+        for each in self._queues:
+            each.planned.clear()
+
     def _pause(self, to_scan: float) -> float:
-        ahead = self._agenda[0][0] - clock.now() if self._agenda else math.inf
+        heads = (agenda[0][0] for agenda in (self._agenda, self._starts) if agenda)
+        ahead = min(heads, default=math.inf) - clock.now()
         if len(self._jobs) >= self._terms.most:
             ahead = math.inf
         return max(0.0, min(to_scan, ahead, _BELL))
@@ -1345,6 +1357,23 @@ class Supervisor:
                 with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
                     self._look_at(*key)
 
+    # -- schedules -------------------------------------------------------------------------------
+
+    def _begin_scheduled(self, *, look: bool = False) -> None:
+        """Submit the runs of schedules that are due; with ``once``, only at first."""
+        once = self._terms.once
+        if self._terms.only or (once and self._horizon < math.inf):
+            return
+        found = self._timetable.begin_due(look=look)
+        while once and self._timetable.next <= clock.now():  # many instants were missed
+            found |= self._timetable.begin_due()
+        if found:
+            self._draw()
+
+    def _tell_of_schedule(self, kind: Literal["problem", "schedule"], text: str) -> None:
+        self._failed += kind == "problem"
+        self._say(kind, None, text)
+
     # -- deciding --------------------------------------------------------------------------------
 
     def _consider(self, run: handles.UnfinishedRun) -> None:
@@ -1419,7 +1448,8 @@ class Supervisor:
         self._plans[key] = plan
         if plan.at < math.inf and (plan.at, key) not in self._moments:
             self._moments.add((plan.at, key))
-            heapq.heappush(self._agenda, (plan.at, plan.run.facts.created_at, key))
+            agenda = self._starts if plan.run.facts.is_submitted else self._agenda
+            heapq.heappush(agenda, (plan.at, plan.run.facts.created_at, key))
 
     def _is_left(self, run: handles.UnfinishedRun) -> bool:
         left = self._left.get(run.key)
@@ -1478,10 +1508,14 @@ class Supervisor:
         """Begin the runs whose moment has come, the longest due first."""
         self._begin_in_turn()
         latest = min(clock.now(), self._horizon)
-        while self._agenda and self._agenda[0][0] <= latest and not self._is_ending:
+        for agenda in (self._agenda, self._starts):
+            self._begin_from(agenda, latest)
+
+    def _begin_from(self, agenda: list[tuple[float, float, Key]], latest: float) -> None:
+        while agenda and agenda[0][0] <= latest and not self._is_ending:
             if len(self._jobs) >= self._terms.most:
                 return
-            at, _, key = heapq.heappop(self._agenda)
+            at, _, key = heapq.heappop(agenda)
             self._moments.discard((at, key))
             plan = self._plans.get(key)
             if plan is None or plan.at != at or key in self._jobs or self._is_held(plan):

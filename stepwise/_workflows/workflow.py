@@ -27,6 +27,8 @@ from stepwise._workflows.begin import TopLevel, invoke, next_run_id, wakers
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
     from stepwise._execution.budget import Budget
     from stepwise._runs.run import Run
     from stepwise._workflows.handles import AsyncHandle, Handle
@@ -170,6 +172,11 @@ class _Offers(definitions.TakesOptions, Generic[P, R_co]):
             """
             definition = self.definition
             _options.check("workflow", definition.label, changes)
+            for option in _options.OF_SCHEDULES.keys() & changes.keys():
+                raise ConfigurationError(
+                    f"{option}= of workflow {definition.label!r} belongs to its decorator: "
+                    "stepwise up begins runs of the decorated function, and not of copies"
+                )
             options = definition.options.changed(changes)
             return self._with(
                 definitions.Definition(definition.function, options, definition), _give_result
@@ -407,6 +414,10 @@ def workflow(
     budget: Budget | None = None,
     timeout: float | None = None,
     concurrent: int | None = None,
+    every: str | timedelta | None = None,
+    timezone: str | None = None,
+    missed: definitions.Missed = ...,
+    arguments: Callable[[datetime], Any] | None = None,
     store: Any = None,
     key: Key = None,
     ignore: Iterable[str] = (),
@@ -419,38 +430,34 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
     Args:
         name: the workflow's name in run ids and listings; by default the qualified name of the
             function.  It is part of the identity of a run: keep it when you rename the function.
-        checkpoint_every: how many steps there are from one checkpoint of position and variables to
-            the next; there is always one before and after a side effect.  After a crash, the code
-            since then is executed again, with its variables, and the journal answers its steps.
+        checkpoint_every: how many steps there are from one checkpoint to the next; one is always
+            before and after a side effect.  After a crash, the code since the last checkpoint is
+            executed again, with the variables of that moment, and the journal answers its steps.
         retention: which checkpoints are kept: ``"latest_only"``, ``"prune_old"`` (the newest
             ``keep``), ``"thinned"`` (the newest 20, ever fewer older ones), or ``"all"``.
         keep: how many checkpoints ``"prune_old"`` keeps.
         prune_journal: delete the records that no kept checkpoint needs, for endless loops.  The run
             can then not be replayed from the top.  Not for ``retention="all"`` or ``"thinned"``.
         start: the run that a call from outside of any run means.  ``"same"``: the run of
-            these arguments; the n-th equal call of a process is the n-th such run.  A killed
-            script thus resumes, and a completed script gets its results again.
+            these arguments; the n-th equal call of a process is the n-th such run.
             ``"unfinished"``: the newest unfinished run of these arguments that no process
-            executes, otherwise a new run (a bot).  ``"new"``: always a new run (a server).
-            ``None``: as ``STEPWISE_START`` says, otherwise ``"same"``.  An explicit ``"same"``
-            silences the warning that another process's run answered a later call.
+            executes, otherwise a new run (a bot).  ``"new"``: a new run (a server).  ``None``: as
+            ``STEPWISE_START`` says, otherwise ``"same"``.  An explicit ``"same"`` silences the
+            warning that a run of another process answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
             ``compensate=``, the newest first.  Another call of the workflow repeats them.
         progress: show on the terminal, or in the notebook, the current step, the number of steps
             and the time.  ``None``: as ``STEPWISE_PROGRESS`` says.
-        store: where the runs are kept: a URL, a path or a store object.  ``None``: as
-            :func:`configure` or ``STEPWISE_STORE`` says.
+        store: where the runs are kept: a URL, a path or a store object; ``None``: as configured.
         codec: how results are recorded: ``"pickle"``, the default; or ``"json"``, as data only,
-            shaped by the annotated return types of functions (pydantic models and the like with
-            the extra ``json``).  A result that would come back as something else is refused.
-            Checkpoints are pickles in any case; the reading process decides whether to load them:
-            see ``trust`` of :func:`configure`.
+            shaped by the annotated return types of functions (pydantic models with the extra
+            ``json``).  A result that would come back as something else is refused.  Checkpoints
+            are pickles in any case; ``trust`` of :func:`configure` says whether to load them.
         durability: ``"fsync"``, the default: acknowledged records survive a power cut; ``"os"``:
-            they survive a killed process, not a power cut.  A child workflow has the durability of
-            its caller.
-        on_owned: what a call does if another thread or process executes its run.  ``"raise"``:
-            ``RunBusyError``.  ``"wait"``: it waits for the result, and takes the run over if its
-            owner dies.  ``"skip"``: it raises ``RunSkipped``, while ``execute()`` returns the run.
+            a killed process, not a power cut.  A child workflow has the durability of its caller.
+        on_owned: what a call does if another thread or process executes its run.  ``"raise"``: it
+            raises ``RunBusyError``.  ``"wait"``: it waits for the end, and takes the run over if
+            its owner dies.  ``"skip"``: it raises ``RunSkipped``; ``execute()`` returns the run.
         tags: texts by name, ``{"customer": "ann"}``, recorded when the run starts, to find the run
             with ``stepwise.runs(tags=...)``.  Tags hold no secrets, and do not distinguish runs.
         timeout: seconds that a run may take since it began, waits and downtime included.  Then the
@@ -458,12 +465,17 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         concurrent: how many runs are executed at once, by all processes and machines of the store;
             a call waits for its turn.  Child runs and suspended runs do not count.
         budget: what a run may spend: a :class:`stepwise.Budget`.
+        every: the instants at which ``stepwise up`` begins a run: a cron expression (with the extra
+            ``schedules``), or a timedelta, counted from 1970-01-01 00:00 UTC on.
+        timezone: the time zone of a cron expression, ``"Europe/Zurich"``; ``None`` for UTC.
+        missed: the runs of instants at which no ``stepwise up`` was there within a minute:
+            ``"once"``, the default, one for all; ``"skip"``, none; ``"all"``, one for each.
+        arguments: a function of the instant that returns a tuple or a dict of arguments.
         key: the values that distinguish two runs, instead of all arguments: names of parameters, or
             a function that receives the arguments and returns a value.
         ignore: names of parameters that do not distinguish runs, and whose values are not shown.
         secret: names of parameters whose values are never stored and never shown (``"self.NAME"``:
-            an attribute).  They do not distinguish runs, and a resumed run takes them from its
-            call.
+            an attribute).  They distinguish no runs; a resumed run takes them from its call.
         redact: names of parameters that are stored but not shown.  Or a function of a name and a
             value that returns the text to show, or ``None`` for the usual text.
 
@@ -486,6 +498,10 @@ def _decorate(function: Any, given: dict[str, Any]) -> Any:
     keep_up_to_date(_Offers, _follow)
     _options.check("workflow", label_of(plain), given)
     definition = definitions.Definition(plain, definitions.Options().changed(given))
+    if not given.keys().isdisjoint(_options.OF_SCHEDULES):
+        from stepwise._workflows.schedules import check_schedule  # on use
+
+        check_schedule(definition, given)
     register(definition, _resume)
     return Workflow(function, definition)
 

@@ -15,6 +15,7 @@ from stepwise.cli import (  # noqa: F401
     maintain,
     preflight,
     rerun,
+    schedules,
     steer,
     ui,
     up,

@@ -29,6 +29,7 @@ from stepwise._display import render
 from stepwise._display.markup import Markup
 from stepwise._runs.export import html_page
 from stepwise._runs.run import Run, get_run
+from stepwise._runs.schedules import schedules
 from stepwise._runtime import settings
 from stepwise._runtime.messages import notice
 from stepwise._runtime.store_urls import public_url
@@ -227,6 +228,8 @@ class App:
                     self._view(asked),
                     reading.spending(self.reader, by, longer=asked.query("longer") == "1"),
                 )
+            case ["schedules"]:
+                page = _pages.schedules_page(self._view(asked), *schedules(self._store))
             case ["compare"]:
                 one, other = (self._run(asked.query(name)) for name in ("a", "b"))
                 page = _pages.compare_page(self._view(asked), one, other)

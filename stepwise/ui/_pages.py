@@ -1,4 +1,4 @@
-"""The pages of many runs: the list, the inbox, spending, two runs beside each other, problems."""
+"""The pages of many runs: the list, inbox, spending, schedules, two runs together, problems."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from stepwise._display.markup import (
     whole,
 )
 from stepwise._display.page import called, could_be, differences
-from stepwise._display.terminal import duration_text
+from stepwise._display.terminal import duration_text, when
 from stepwise._display.words import took_text
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._runs.export import StepDifference, first_step, first_variable
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import StepRecord, StoppedCall, duration_of
+from stepwise._runtime.messages import count
 from stepwise.ui import _shell as ui
 from stepwise.ui._view import Matters, RunRow, Spending, SpendingRow, View
 
@@ -413,6 +414,32 @@ def _spending_cells(view: View, row: SpendingRow, most: float) -> list[Content]:
         ui.saved_text(row.saved),
         tag("meter", min=0, max=1, value=share, aria_label=f"share of {row.name}") if share else "",
     ]
+
+
+# -- schedules ------------------------------------------------------------------------------------
+
+
+def schedules_page(view: View, found: Sequence[Mapping[str, Any]], damaged: int) -> Markup:
+    """Return the schedules of the store; ``stepwise schedules`` pauses them and asks for runs.
+
+    Args:
+        found: the facts of each.
+        damaged: how many others are damaged.
+    """
+    heads = ["schedule", "every", "next", "newest run", "missed", "note"]
+    rows: list[list[Content]] = []
+    for each in found:
+        run, status, missed = each["run"], each["status"], each["missed"]
+        link = (badge(status), " ", tag("a", run, href=view.at("runs", run))) if status else ""
+        following = when(each["next"]) if each["next"] is not None else ""
+        shown = f"{missed:,}" if missed else ""
+        rows.append(
+            [each["name"], tag("code", each["every"]), following, link, shown, each["note"]]
+        )
+    empty = tag("p", "stepwise up has seen no workflow with every=.", cls="empty")
+    lost = f"{count(damaged, 'schedule')} damaged: stepwise up says which" if damaged else ""
+    listed = table(heads, rows) if rows else empty
+    return ui.shell(view, "Schedules", tag("h1", "Schedules"), tag("p", lost, cls="note"), listed)
 
 
 # -- two runs -------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from typing import Any, get_args
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
 from stepwise._journal.journal import Position, newest_mark, open_head, read_entries, seal_for
-from stepwise._journal.lease import describe_owner
+from stepwise._journal.lease import describe_owner, supervisor_name
 from stepwise._journal.log import Bell
 from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.summary import kept_summary, open_waits
@@ -53,7 +53,6 @@ from stepwise._runs.run import Listed, Run, each_listed, newest_heads, number_of
 from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
-from stepwise._workflows.up import supervisor_name
 from stepwise.errors import RunNotFoundError, RunStopped, StepwiseError
 from stepwise.stores import Head, Store
 from stepwise.ui._view import Matter, Matters, RunRow, Spending, SpendingRow

@@ -66,6 +66,7 @@ def _navigation(view: View, count: str) -> Markup:
         (): ("Runs",),
         ("inbox",): ("Inbox", " ", matters) if matters else ("Inbox",),
         ("spending",): ("Spending",),
+        ("schedules",): ("Schedules",),
     }
     return tag(
         "header",

@@ -275,7 +275,7 @@ MEANT = {
     ),
     "options": (
         lambda f: workflow(f).options(zzz=1),
-        "'zzz'; its options are budget, checkpoint_every, ",
+        "'zzz'; its options are arguments, budget, checkpoint_every, ",
     ),
     "of tools": (
         step(side_effect=True),

@@ -79,6 +79,7 @@ COMMANDS = {
     "bisect": (dict, "bisect RUN topic"),
     "diff": (dict, "diff RUN DOUBT"),
     "limits": (list, "limits"),
+    "schedules": (list, "schedules"),
     "in-doubt": (list, "in-doubt"),
     "resume": (dict, "resume RUN"),
     "resume all": (list, "resume --all-crashed"),

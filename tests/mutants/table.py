@@ -42,6 +42,23 @@ def _mutant(what: str, file: str, old: str, new: str, *guards: str) -> Mutant:
     return Mutant(what, f"stepwise/{file}", old, new, guards)
 
 
+_SCHEDULES = [
+    _mutant(
+        "the run of an instant is submitted again after a kill before the row was written",
+        "_workflows/schedules.py",
+        "if facts_of(store, seal_for(store), run_id) is not None:",
+        "if False:",
+        "test_schedules.py::test_no_instant_twice_and_with_all_each",
+    ),
+    _mutant(
+        "in the hour that comes twice, a time of the day comes again",
+        "_workflows/instants.py",
+        "if found is not None and found > second:",
+        "if found is not None:",
+        "test_instants.py::test_asked_in_the_hour_that_comes_twice",
+    ),
+]
+
 _OPERATION = [
     _mutant(
         "retention deletes a run that began anew since it was listed",
@@ -1265,6 +1282,7 @@ _BRANCHES = [
 
 MUTANTS = [
     *_RESUME,
+    *_SCHEDULES,
     *_OPERATION,
     *_CODE,
     *_VALUES,

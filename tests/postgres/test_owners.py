@@ -15,7 +15,8 @@ pytest.importorskip("psycopg", reason="needs the extra test-cluster")
 from world_of_owners import Owners, held_until
 
 from stepwise import workflow
-from stepwise._workflows.up import RunOutput, Supervisor, Terms, supervisor_name
+from stepwise._journal.lease import supervisor_name
+from stepwise._workflows.up import RunOutput, Supervisor, Terms
 from stepwise.stores import Owner
 from stepwise.stores.postgres import PostgresStore
 

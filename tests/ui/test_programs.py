@@ -8,8 +8,7 @@ import pytest
 from command import COMMAND
 
 import stepwise
-from stepwise._journal.lease import Lease
-from stepwise._workflows.up import supervisor_name
+from stepwise._journal.lease import Lease, supervisor_name
 from stepwise.errors import ConfigurationError
 from stepwise.ui import _actions
 

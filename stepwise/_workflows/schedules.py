@@ -1,0 +1,265 @@
+"""The schedules of workflows, which ``stepwise up`` advances.
+
+A schedule has a row in the store, which says up to where its instants are over.  A process takes
+the lease of the rows, submits the runs of the instants that have come since, and writes the row.
+The id of a run is made from its instant, so that the process that follows a killed one submits no
+run twice.
+
+A new schedule begins with its next instant, and so does one whose program says something else now:
+instants of the past are not made up for.  If programs of two versions run at the same time, what
+the later one says counts.
+
+A clock that is set back repeats no instant: the row says that they are over.  A row that is more
+than a day ahead comes from a clock that was wrong, and the schedule goes on from now.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from stepwise import errors
+from stepwise._execution.process_memory import known_workflows
+from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.lease import is_served
+from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows, run_id_of
+from stepwise._runtime import clock, settings
+from stepwise._runtime.messages import count
+from stepwise._runtime.options import OF_SCHEDULES
+from stepwise._values.preview import error_text
+from stepwise._workflows.definition import Definition
+from stepwise._workflows.instants import Instants
+from stepwise._workflows.submitted import submit
+from stepwise.stores import Store, open_store
+
+_ON_TIME = 60.0  # seconds after which an instant is missed
+_BATCH = 200  # instants for which the lease is held
+_BUSY, _AGAIN = 0.5, 5.0  # seconds to the next look, after another process and after a problem
+_WRONG = 86400.0  # seconds by which a row is ahead after a clock was wrong
+
+
+def check_schedule(workflow: Definition, given: Iterable[str]) -> None:
+    """Refuse a schedule that never begins a run.
+
+    Args:
+        given: the options of the decorator.
+
+    Raises:
+        ConfigurationError: the message says what to write.
+    """
+    what, function = f"workflow {workflow.label!r}", workflow.function
+    problem = ""
+    if workflow.options.every is None:
+        lone = [each for each in OF_SCHEDULES if each in given and each != "every"]
+        if lone:
+            raise errors.ConfigurationError(f"{lone[0]}= of {what} needs a schedule: add every=")
+        return
+    if workflow.is_generator or workflow.is_async_generator:
+        problem = "a generator needs somebody who takes its items"
+    elif "." in function.__qualname__.rpartition("<locals>.")[2]:
+        problem = "a method has no instance there. Decorate a function that calls the method"
+    elif workflow.options.arguments is None:
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            problem = f"{error}. Say with what it is called, as arguments=lambda at: (at.date(),)"
+    if problem:
+        raise errors.ConfigurationError(f"every= of {what}: {problem}")
+    _instants(workflow)
+
+
+def _instants(workflow: Definition) -> Instants:
+    options = workflow.options
+    assert options.every is not None
+    return Instants(options.every, options.timezone, f"workflow {workflow.label!r}")
+
+
+class Schedule:
+    """A schedule of this process.
+
+    Attributes:
+        due: when to look at its row.
+    """
+
+    due = 0.0
+
+    def __init__(self, workflow: Definition, rows: ScheduleRows) -> None:
+        self.workflow, self.rows, self.name = workflow, rows, workflow.label
+        self.instants = _instants(workflow)
+        every, zone = workflow.options.every, workflow.options.timezone
+        self._text = f"{every} {zone or 'UTC'}" if isinstance(every, str) else str(every)
+        self._started = clock.now()
+
+    def advance(self, *, look: bool, report: Callable[[str], object]) -> bool:
+        """Submit the runs that are due, and write the row; return whether there were any.
+
+        Args:
+            look: look at the row, since somebody may have changed it.
+            report: called with what a user should know.
+        """
+        now = clock.now()
+        if not look and self.due > now:
+            return False
+        self.due = now + _AGAIN
+        row = self.rows.read(self.name)
+        if row is not None and self._is_settled(row, now):
+            self.due = _due(row)
+            return False
+        try:
+            with self.rows.owned(_BUSY) as epoch:
+                return self._advance(epoch, report)
+        except errors.RunBusyError:
+            self.due = now + _BUSY
+            return False
+
+    def _is_settled(self, row: ScheduleRow, now: float) -> bool:
+        says = (row.workflow, row.every) == (self.workflow.full_name, self._text)
+        return says and not row.fired and _due(row) > now and row.last <= now + _WRONG
+
+    def _advance(self, epoch: int, report: Callable[[str], object]) -> bool:
+        """Submit and write under the lease; see :meth:`advance`."""
+        now, known = clock.now(), self.rows.read(self.name)
+        row, due = self._adopted(known, now), list[int]()
+        if not row.paused:
+            at = self.instants.after(row.last)
+            while at <= now and len(due) < _BATCH:
+                due.append(at)
+                at = self.instants.after(at)
+            row = row._replace(last=due[-1] if due else row.last, next=at)
+        to_begin = self._to_begin(due, now, more=row.next <= now)
+        for instant in to_begin:
+            row = row._replace(ran=self._begin(instant, fired=False))
+        missed = len(due) - len(to_begin)
+        row = row._replace(missed=row.missed + missed)
+        if row != known:
+            self.rows.write(epoch, row.name, row)
+        if known is None or known.every != row.every:
+            report(f"schedule {row.name!r}, {row.every}: it begins at {self.instants.at(row.next)}")
+        if missed:
+            report(f"schedule {row.name!r}: {count(missed, 'instant')} missed")
+        self.due = _due(row)
+        for instant in row.fired:
+            ran = self._begin(instant, fired=True)
+            row = row._replace(ran=ran, fired=tuple(each for each in row.fired if each != instant))
+            self.rows.write(epoch, row.name, row)
+            to_begin.append(instant)
+        return bool(to_begin)
+
+    def _to_begin(self, due: list[int], now: float, *, more: bool) -> list[int]:
+        """Return the instants whose runs begin; the others are missed.
+
+        Args:
+            due: instants that have come, in order.
+            more: whether others have come after them.
+        """
+        missed = self.workflow.options.missed
+        if missed == "all":
+            return due
+        on_time = [each for each in due if now - each <= _ON_TIME]
+        return on_time or (due[-1:] if missed == "once" and not more else [])
+
+    def _adopted(self, row: ScheduleRow | None, now: float) -> ScheduleRow:
+        """Return the row with what this program says.
+
+        Raises:
+            ConfigurationError: another workflow has the row, or a later program's word counts.
+        """
+        ours, text = self.workflow.full_name, self._text
+        if row is None:
+            return ScheduleRow(self.name, ours, text, self._started, now)
+        if row.workflow != ours and is_served(self.rows.store, row.workflow):
+            raise errors.ConfigurationError(
+                f"it belongs to {row.workflow}, which another stepwise up has: give {ours} another "
+                "name, @workflow(name=...)"
+            )
+        if row.every == text:
+            return row._replace(workflow=ours, last=now if row.last > now + _WRONG else row.last)
+        if self._started < row.stated <= now:
+            raise errors.ConfigurationError(
+                f"a program that was started later says {row.every!r}, and not {text!r}: it is "
+                "left to that program"
+            )
+        return row._replace(workflow=ours, every=text, stated=self._started, last=now)
+
+    def _begin(self, instant: int, *, fired: bool) -> str:
+        """Submit the run of an instant, unless that was done; return its id."""
+        store, run_id = self.rows.store, run_id_of(self.name, instant, fired=fired)
+        if facts_of(store, seal_for(store), run_id) is not None:
+            return run_id
+        options = self.workflow.options.changed({"run_id": run_id})
+        definition = Definition(self.workflow.function, options, self.workflow)
+        try:
+            given = options.arguments(self.instants.at(instant)) if options.arguments else ()
+            submit(None, None, definition, None, *_call_of(given))
+        except errors.StepwiseError:
+            raise
+        except Exception as error:
+            raise errors.ConfigurationError(
+                f"run {run_id!r} cannot be submitted: {type(error).__name__}: {error_text(error)}"
+            ) from error
+        return run_id
+
+
+def _call_of(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if isinstance(given, Mapping):
+        return (), given
+    if isinstance(given, (tuple, list)):
+        return tuple(given), {}
+    raise TypeError(f"arguments= returned {given!r:.100}, no tuple and no dict")
+
+
+def _due(row: ScheduleRow) -> float:
+    return float("inf") if row.paused else row.next
+
+
+class Timetable:
+    """The schedules of the workflows that this process knows.
+
+    Args:
+        stores: the stores whose schedules are advanced.
+        report: called with ``"problem"`` or ``"schedule"``, and a text for the user.
+
+    Raises:
+        ConfigurationError: two workflows of one name have schedules in one store.
+    """
+
+    def __init__(
+        self,
+        stores: Iterable[Store],
+        report: Callable[[Literal["problem", "schedule"], str], object],
+    ) -> None:
+        self._report = report
+        self._schedules: dict[tuple[str, str], Schedule] = {}
+        rows = {store.url: ScheduleRows(store, seal_for(store)) for store in stores}
+        for each in (known.definition for known in known_workflows()):
+            url = open_store(each.options.store or settings.store()).url
+            if each.options.every is None or url not in rows:
+                continue
+            schedule = Schedule(each, rows[url])
+            other = self._schedules.setdefault((url, each.label), schedule)
+            if other is not schedule:
+                raise errors.ConfigurationError(
+                    f"{other.workflow.full_name} and {each.full_name} both have every=, and their "
+                    "runs would have the same ids: give one of them a name, @workflow(name=...)"
+                )
+
+    @property
+    def next(self) -> float:
+        """When a schedule is due, in seconds since 1970; infinite without schedules."""
+        return min((each.due for each in self._schedules.values()), default=float("inf"))
+
+    def begin_due(self, *, look: bool = False) -> bool:
+        """Submit the runs that are due; return whether there were any.
+
+        Args:
+            look: look at all rows, since somebody may have changed them.
+        """
+        found = False
+        for (_, name), each in self._schedules.items():
+            try:
+                found |= each.advance(look=look, report=functools.partial(self._report, "schedule"))
+            except (errors.StepwiseError, errors.RunStopped) as error:
+                self._report("problem", f"schedule {name!r}: {error}")
+        return found

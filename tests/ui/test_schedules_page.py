@@ -1,0 +1,36 @@
+"""The page of schedules."""
+
+from datetime import timedelta
+
+from stepwise import workflow
+from stepwise._journal.journal import seal_for
+from stepwise._journal.schedule_rows import SCHEDULES, ScheduleRow, ScheduleRows, entry_of
+from stepwise._runtime import settings
+from stepwise.stores import Batch, open_store
+
+
+def test_the_page_of_schedules(page):
+    """The page lists what the command lists, and says how many rows are damaged."""
+    assert "stepwise up has seen no workflow with every=" in page.get("/schedules")
+
+    @workflow(every=timedelta(hours=1))
+    def report():
+        return 1
+
+    report.options(run_id="report@2030-01-01T00:00:00Z")()
+    store = open_store(settings.store())
+    rows = ScheduleRows(store, seal_for(store))
+    row = ScheduleRow("<report>", report.full_name, "0 9 * * *", 0, 0, 0, paused=True, missed=1234)
+    with rows.owned() as epoch:
+        rows.write(epoch, row.name, row._replace(ran="report@2030-01-01T00:00:00Z"))
+        store.write(SCHEDULES, epoch, Batch(put={entry_of("other"): b"damaged"}))
+    text = page.get("/schedules")
+    for shown in (
+        "&lt;report&gt;",
+        "0 9 * * *",
+        "completed",
+        "1,234",
+        "paused",
+        "1 schedule damaged",
+    ):
+        assert shown in text
