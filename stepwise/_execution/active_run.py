@@ -673,9 +673,7 @@ _ATTEMPT_ENDED: dict[str, Kind] = {
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
 current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
-IN_BRANCH = "STEPWISE_IN_BRANCH"
-"""The environment variable that names a branch in progress, for this process and its workers."""
-_around = os.environ.get(IN_BRANCH, "")
+_around = os.environ.get(settings.IN_BRANCH, "")
 
 
 class OpenStream:
@@ -1204,18 +1202,18 @@ class ActiveRun:
         return frame is None
 
     def _is_live(self, change: Callable[[ActiveRun], None]) -> None:
-        """Change the set of runs in progress, and note whether one is a branch: see IN_BRANCH."""
+        """Change the set of runs in progress, and note whether one is a branch: for workers too."""
         change(self)
         if self.effects in ("", records.ADOPTED) or self.parent is not None:
             return
         live = (each for each in list(live_runs) if each.effects not in ("", records.ADOPTED))
         branch = next(live, None)
         if branch is not None:
-            os.environ[IN_BRANCH] = branch.root.run_id
+            os.environ[settings.IN_BRANCH] = branch.root.run_id
         elif _around:
-            os.environ[IN_BRANCH] = _around
+            os.environ[settings.IN_BRANCH] = _around
         else:
-            os.environ.pop(IN_BRANCH, None)
+            os.environ.pop(settings.IN_BRANCH, None)
 
     def close(self) -> None:
         """Close the run: stop recording and give up the lease."""

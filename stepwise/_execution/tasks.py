@@ -271,7 +271,7 @@ def refuse_beside_branch(what: str) -> None:
         OutsideRunError: code of the branch may have called it: in the background, in an older
             thread, or in a worker process.
     """
-    branch = os.environ.get(active_run.IN_BRANCH, "")
+    branch = os.environ.get(settings.IN_BRANCH, "")
     if branch:
         raise OutsideRunError(
             f"{what} has side effects, and was called where no run is visible, while branch "

@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Any
 
-from stepwise._execution.active_run import IN_BRANCH
 from stepwise._execution.looking import Request
 from stepwise._journal.journal import place_of_run
 from stepwise._journal.lease import describe_owner
@@ -50,7 +49,7 @@ def environment_for(run: Run) -> dict[str, str]:
     """
     found = {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": with_password(run.store.url)}
     is_branch = run._facts().effects not in ("", ADOPTED)
-    return {**found, IN_BRANCH: run.id} if is_branch else found
+    return {**found, settings.IN_BRANCH: run.id} if is_branch else found
 
 
 def to_debug(run: Run, folder: str, **asked: Any) -> tuple[Request, dict[str, str]]:

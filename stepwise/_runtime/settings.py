@@ -30,6 +30,7 @@
                        bytes that the streams of one run may hold; no limit by default
 ``STEPWISE_QUIET``     ``1``: no notices on stderr
 ``STEPWISE_DEBUG``     ``1``: tracebacks show the library's own frames
+``STEPWISE_IN_BRANCH`` the id of a branch in progress, outside of which no side effect is made
 ``STEPWISE_DEBUG_RUN`` what ``stepwise debug`` asks of the program that it starts, as JSON
 ``STEPWISE_ALLOW_NETWORK``
                        ``1``: allow a store on a network file system that only one machine uses
@@ -69,6 +70,7 @@ NAMES = (
     "STEPWISE_CACHE_SIZE",
     "STEPWISE_DEBUG",
     "STEPWISE_DEBUG_RUN",
+    "STEPWISE_IN_BRANCH",
     "STEPWISE_ENCRYPT",
     "STEPWISE_ENV",
     "STEPWISE_FRESH",
@@ -88,6 +90,7 @@ NAMES = (
 )
 """The environment variables that stepwise reads."""
 
+IN_BRANCH = "STEPWISE_IN_BRANCH"
 DEBUGGED = "STEPWISE_DEBUG_RUN"
 """The variable by which ``stepwise debug`` asks a program to open a run."""
 
