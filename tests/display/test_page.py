@@ -95,7 +95,7 @@ def step_of(number, *, start=0.0, end=1.0, **facts):
         "name": "work", "status": "completed", "arguments": "x=1", "preview": "1", "attempts": 1,
         "side_effect": False, "idempotency_key": "", "site": "", "child": "", "traceback": "",
         "instead": 0, "why": "", "usage": {}, "by": "", "failures": {}, "waited": 0.0, "tries": (),
-        "saved_by_cache": {},
+        "cached": {},
     }  # fmt: skip
     ended = {"finished_at": end, "duration": None if end is None else end - start}
     entry = types.SimpleNamespace(number=number, call=None)

@@ -129,7 +129,8 @@ def test_a_page_without_figures_says_how_to_get_them(tmp_path):
 def test_every_peer_has_its_requirements_pinned():
     """Each script of a peer but ours has a file of exact versions."""
     ours = {"stepwise", "raw"}
-    peers = {path.stem.removeprefix("peer_") for path in BENCHMARKS.glob("peers/peer_*.py")}
+    scripts = [*BENCHMARKS.glob("peers/peer_*.py"), *BENCHMARKS.glob("conformance/with_*.py")]
+    peers = {path.stem.partition("_")[2] for path in scripts}
     pinned = {path.stem: path.read_text() for path in BENCHMARKS.glob("peers/requirements/*.txt")}
     assert set(pinned) == peers - ours
     assert all("==" in line for text in pinned.values() for line in text.splitlines())
