@@ -225,6 +225,9 @@ def question(view: View, asked: Question, before: str, back: str) -> Markup:
         command = f"stepwise approve {asked.run_id} {asked.step} {asked.ticket} --key FILE"
         forms = tag("p", "An approver has to sign the answer (", signers, "), with the command ",
                     tag("code", command))  # fmt: skip
+    if asked._proposed_by:
+        forms = tag("p", "A branch proposes this call. To make it, adopt the branch first: ",
+                    tag("code", f"stepwise adopt {asked._proposed_by}"))  # fmt: skip
     until = f", until {duration_text(asked.until - view.now)} from now" if asked.until else ""
     return tag(
         "div",
