@@ -110,11 +110,12 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
 def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
     facts, spent = run.facts, run.spent
     waits, source = pending(facts), facts.forked_from
+    kind = "branch" if facts.base else "fork"
     notes: list[Content] = [
         tag("span", run.error[:300], cls="error-line") if run.error else "",
         f"waits: {ui.shortened(waits)}" if waits else "",
         f"left to {run.served_by}" if run.served_by else "",
-        ("fork of ", tag("a", source, href=view.at("runs", source))) if source else "",
+        (f"{kind} of ", tag("a", source, href=view.at("runs", source))) if source else "",
         ui.shortened([f"{name}={value}" for name, value in facts.tags.items()]),
     ]
     call = tag(
@@ -442,7 +443,8 @@ def schedules_page(view: View, found: Sequence[Mapping[str, Any]], damaged: int)
     empty = tag("p", "stepwise up has seen no workflow with every=.", cls="empty")
     lost = f"{count(damaged, 'schedule')} damaged: stepwise up says which" if damaged else ""
     listed = table(heads, rows) if rows else empty
-    return ui.shell(view, "Schedules", tag("h1", "Schedules"), tag("p", lost, cls="note"), listed)
+    return ui.shell(view, "Schedules", tag("h1", "Schedules"),
+                    tag("p", lost, cls="note") if lost else None, listed)  # fmt: skip
 
 
 # -- two runs -------------------------------------------------------------------------------------

@@ -349,7 +349,7 @@ def _fork_of(view: View, run: Run) -> Content:
         return None
     beside = view.at("compare", a=source_id, b=run.id)
     return (
-        ", fork of ",
+        ", branch of " if run._facts().base else ", fork of ",
         tag("a", source_id, href=view.at("runs", source_id)),
         " (",
         tag("a", "beside each other", href=beside),

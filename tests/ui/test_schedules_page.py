@@ -11,7 +11,9 @@ from stepwise.stores import Batch, open_store
 
 def test_the_page_of_schedules(page):
     """The page lists what the command lists, and says how many rows are damaged."""
-    assert "stepwise up has seen no workflow with every=" in page.get("/schedules")
+    empty = page.get("/schedules")
+    assert "stepwise up has seen no workflow with every=" in empty
+    assert 'class="note"' not in empty
 
     @workflow(every=timedelta(hours=1))
     def report():
