@@ -434,7 +434,8 @@ def schedules_page(view: View, found: Sequence[Mapping[str, Any]], damaged: int)
     rows: list[list[Content]] = []
     for each in found:
         run, status, missed = each["run"], each["status"], each["missed"]
-        link = (badge(status), " ", tag("a", run, href=view.at("runs", run))) if status else ""
+        page = tag("a", run, href=view.at("runs", run))
+        link = tag("span", badge(status), " ", page) if status else ""
         following = when(each["next"]) if each["next"] is not None else ""
         shown = f"{missed:,}" if missed else ""
         rows.append(
