@@ -96,7 +96,8 @@ def each_instant_is_one_run(folder, url, *, days, seed):
                 time.sleep(drawn.random() / 5)
                 supervisors.kill(drawn.randrange(2))
         supervisors.until(lambda: all(row.next > end for row in rows.all()))
-        supervisors.set(end + 1)  # submissions of one moment are microseconds apart
+        # Submissions of one moment are microseconds apart, and a run that died waits for its retry.
+        supervisors.set(end + HOUR / 2)
         wanted = set().union(*(expected(name, end) for name in SCHEDULES))
         supervisors.until(lambda: supervisors.logged().keys() >= wanted)
         supervisors.until(lambda: all(r.status == "completed" for r in stepwise.runs(store=store)))
