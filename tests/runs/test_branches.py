@@ -728,8 +728,35 @@ def test_adopted():
     assert sent() == ["about c 2 about c 1 about a 0 about tides"]
     assert result[0] == f"sent {sent()[0]}"
     assert two.run.verify().ok
-    with pytest.raises(stepwise.ConfigurationError, match="adopted already"):
+    two.adopt()
+    assert two.run.result == result
+
+
+@pytest.mark.parametrize("step", ["owned_journal", "Adopted", "branches_of"])
+def test_adopting_is_finished_when_asked_again(step, monkeypatch):
+    """Stopped in the middle, adopt() called again does the rest; no other branch is adopted."""
+    run = agent.execute("tides")
+    one, two, three = run.branch(at=2, variations=3, effects="collect")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(f"stepwise._runs.branching.{step}", stopped)
         two.adopt()
+    if step != "owned_journal":
+        with pytest.raises(stepwise.ConfigurationError, match=two.run.id):
+            one.adopt()
+    two.adopt()
+    assert [each.run.status for each in (one, two, three)] == [
+        "cancelled",
+        "suspended",
+        "cancelled",
+    ]
+    with pytest.raises(stepwise.ConfigurationError, match="cancelled"):
+        three.adopt()
+    with pytest.raises(stepwise.RunConflictError, match=two.run.id):
+        agent.options(run_id=run.id)("tides")
 
 
 def test_what_cannot_be_adopted():
