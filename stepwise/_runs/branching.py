@@ -24,7 +24,7 @@ from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
 from stepwise._journal.records import ADOPTED, Adopted, Call, RunFacts, Superseded
-from stepwise._runs.fork import Change, ForkedRun, point_of, share
+from stepwise._runs.fork import Change, ForkedRun, point_of, refuse_answered, share
 from stepwise._runtime.facts import public
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
@@ -64,7 +64,7 @@ class BranchPoint:
             return Change(int(at))
         if ":" not in at:
             return Change(self.source.number_of(at))
-        found = self.source.checkpoints(self.source.entries[-1].number)
+        found = [*self.source.checkpoints(self.source.entries[-1].number)]
         for each in found:
             if each.state.where == at or each.state.where.endswith(f"/{at}"):
                 return Change(checkpoint=each.name)
@@ -328,11 +328,7 @@ def adopt(run: Any) -> None:
     if not facts.base or facts.status == "cancelled":
         why = "was cancelled" if facts.base else "is no branch"
         raise ConfigurationError(f"run {run.id!r} cannot be adopted: it {why}")
-    if facts.effects.startswith("answer"):
-        raise ConfigurationError(
-            f"branch {run.id!r} cannot be adopted: a function answered its side effects, so that "
-            'it would go on from what never happened. Branch again with effects="collect"'
-        )
+    refuse_answered(run.store, run._seal, facts, "adopted")
     base, now, who = facts.base, time.time(), this_person()
     with run._journal() as (journal, _):
         with owned_journal(run.store, run._seal, base) as of_base:

@@ -490,7 +490,7 @@ def test_other_runs_stay_as_they_are():
         "in a job there": lambda act: in_background(lambda: in_job(act)),
     }
 
-    @workflow
+    @workflow(name="steers")
     def many(act, way):
         think(act)
         return ways[way](acts[act]) if act else None
@@ -760,11 +760,13 @@ def test_adopting_is_finished_when_asked_again(step, monkeypatch):
 
 
 def test_what_cannot_be_adopted():
-    """A branch whose side effects a function answered is not adopted; nor is another run."""
+    """What a function answered is not adopted, nor forked, nor what goes on from it."""
     run = agent.execute("tides")
     [branch] = run.branch(at=2, effects=answer)
-    with pytest.raises(stepwise.ConfigurationError, match="never happened"):
-        branch.adopt()
+    [two] = branch.run.branch(effects="collect")
+    for each in (branch.adopt, two.adopt, branch.run.fork, two.run.fork):
+        with pytest.raises(stepwise.ConfigurationError, match="never happened"):
+            each()
     with pytest.raises(stepwise.ConfigurationError, match="no branch"):
         stepwise.RunBranch(run, {}).adopt()
 
