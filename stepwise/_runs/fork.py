@@ -121,8 +121,8 @@ def refuse_answered(store: Store, seal: Seal, facts: records.RunFacts, participl
         if found.effects.startswith(records.ANSWER):
             raise errors.ConfigurationError(
                 f"branch {facts.run_id!r} cannot be {participle}: a function answered the side "
-                f"effects of {found.run_id!r}, so that it would go on from what never happened. Branch "
-                f'{found.base!r} with effects="collect"'
+                f"effects of {found.run_id!r}, so that it would go on from what never happened. "
+                f'Branch {found.base!r} with effects="collect"'
             )
         found = facts_of(store, seal, found.base)
 
