@@ -759,6 +759,34 @@ def test_adopting_is_finished_when_asked_again(step, monkeypatch):
         agent.options(run_id=run.id)("tides")
 
 
+@pytest.mark.parametrize("effects", ["refuse", "collect"])
+def test_a_cancelled_branch_ends_without_the_side_effects_of_its_clean_up(effects):
+    """A clean-up that would make a side effect ends there, in child runs too; nobody is asked."""
+
+    @workflow(name=f"tidy-{effects}")
+    def child(text):
+        try:
+            return send(text)
+        finally:
+            send("child tidied")
+
+    @workflow(name=f"tidies-{effects}")
+    def tidies(text):
+        think(text)
+        try:
+            return child(text)
+        finally:
+            send("tidied")
+
+    run = tidies.options(run_id="tidies").execute("tides")
+    calls.clear()
+    one, two = run.branch(at=1, variations=2, effects=effects)
+    two.adopt()
+    assert one.run.status == "cancelled"
+    assert two.run.status != "cancelled"
+    assert sent() == []
+
+
 def test_what_cannot_be_adopted():
     """What a function answered is not adopted, nor forked, nor what goes on from it."""
     run = agent.execute("tides")
