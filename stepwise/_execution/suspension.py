@@ -89,8 +89,8 @@ def seconds_to_suspension(active: ActiveRun) -> float:
     A waiting call asks this each time it looks.
     """
     after, is_branch = settings.suspend_after(), active.is_branch
-    if after is None and not is_branch:
-        return math.inf
+    if (after is None and not is_branch) or active.steering.unwinds is not None:
+        return math.inf  # a clean-up is waited for
     soon = math.inf if after is None else after
     after = 0.0 if is_branch or after is None else after  # whoever branches waits for no person
     family = _family(active)
