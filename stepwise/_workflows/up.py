@@ -834,7 +834,8 @@ class OwnProcess:
 
     def begin(self, job: Underway) -> str:
         """Begin to execute a run; see :class:`Engine`."""
-        process = subprocess.Popen(self._command(job.run.run))  # noqa: S603
+        none = {settings.IN_BRANCH: ""}  # it is in no branch that this process executes
+        process = subprocess.Popen(self._command(job.run.run), env={**os.environ, **none})  # noqa: S603
         self._processes.append(process)
 
         def wait() -> None:
