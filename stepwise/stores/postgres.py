@@ -58,7 +58,7 @@ __all__ = ["PostgresStore"]
 R = TypeVar("R")
 
 _TOGETHER = 16 << 20  # maximum size of a statement, in bytes
-_FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
+_FIRST_PAGES, _PAGE = (3, 32), 1000  # rows: as in ``_rows``
 _WEIGHT = 4_000_000  # bytes after which a page of records ends
 _PAGE_SECONDS = 2.0  # that a page waits for a server that is away
 _RELEASE_SECONDS = 5.0  # to wait for the server when a lease is released
