@@ -17,6 +17,7 @@ process does not notify this process, so the lease is polled at growing interval
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import linecache
 import os
@@ -388,7 +389,9 @@ def open_run(
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
-        if is_expected or facts is not None or lease.epoch > 1:  # the owner may have completed the run meanwhile
+        if (
+            is_expected or facts is not None or lease.epoch > 1
+        ):  # the owner may have completed the run meanwhile
             facts, recall = recall_run(call, seal)
         if recall is None:
             _check_turn(call)
@@ -629,7 +632,7 @@ def _take_up(
         lease=lease,
         journal=journal,
         facts=facts._replace(codec=call.codec),
-        locator=Locator(function.__code__, Points(node) if node is not None else None),
+        locator=Locator(function.__code__, _points_of(node) if node is not None else None),
         parent=call.parent,
         secrets=secrets,
         budget=callee.budget,
@@ -640,6 +643,9 @@ def _take_up(
     if began is not None:
         active.written([1], began)
     return active, before, is_new
+
+
+_points_of = functools.lru_cache(256)(Points)  # many runs have the same tree
 
 
 def check_key(store: Store, seal: Seal) -> None:

@@ -53,7 +53,8 @@ Page = list[tuple[Any, R | None]]
 """Rows with their cursors, in the order of the cursors; ``None`` for an unreadable row."""
 
 
-_PAGES = (3, 32, 1000)  # rows: many readers need only the first, or find that it is the last
+_PAGES = (1, 32, 1000)  # rows: many readers need only the first
+WHOLE = (4, 32, 1000)  # rows of a journal from its beginning; of many runs these are all
 _WEIGHT = 4_000_000  # bytes in a page of large records
 
 
