@@ -781,7 +781,7 @@ class Threads:
         except Exception as problem:  # classes of loaded values may raise, too
             error, refused = problem, True
         else:
-            handle: handles.Handle[Any] = handles.Handle(run_of(top.store, top.run_id))
+            handle: handles.Handle[Any] = handles.Handle(job.run.run)
             handles.execute_here(top, handle)
             error, refused = handle._error, not top.opened
         finally:
@@ -1651,9 +1651,10 @@ class Supervisor:
         ):
             self._say("ended", run, "another process executes it", status="running")
             return
-        backlog = self._backlogs[run.store.url]
-        now = backlog.look_at(run.facts.run_id)
-        status = run.run.status if now is None else now.facts.status
+        now, status = None, "completed"
+        if error is not None or job.lost:
+            now = self._backlogs[run.store.url].look_at(run.facts.run_id)
+            status = run.run.status if now is None else now.facts.status
         self.ends[run.facts.run_id] = "crashed" if status == "running" else status
         waits = now is not None and status == "suspended" and now.facts != run.facts
         if now is None or waits:
