@@ -38,6 +38,7 @@ from stepwise._checkpoints.checkpoints import spent_so_far
 from stepwise._execution.active_run import (
     ActiveRun,
     Scope,
+    branch_around,
     current_scope,
     debugged,
     live_runs,
@@ -386,6 +387,10 @@ def open_run(
     facts, recall = (None, None) if is_expected else recall_run(call, seal)
     if recall is not None:
         return recall
+    if call.parent is None and branch_around() and not (facts is not None and facts.is_branch):
+        from stepwise._runs.messages import refuse_in_branch  # on use: few processes have branches
+
+        refuse_in_branch(f"begins or resumes no other run, such as {call.run_id!r}")
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
