@@ -544,6 +544,11 @@ def test_looking_does_not_cost_more_with_many(monkeypatch):
     assert opened(15) == opened(300) == 30
 
 
+def _counted(store, method, asked, *given, **named):
+    asked.append(method)
+    return method(store, *given, **named)
+
+
 def exchanges(monkeypatch, number):
     """Return how often a supervisor asks the store, and looks at the code, for so many runs."""
     for _ in range(number):
@@ -551,12 +556,8 @@ def exchanges(monkeypatch, number):
     kind, asked, hashed = type(open_store(settings.store())), [], []
     with monkeypatch.context() as patch:
         for name in EXCHANGES:
-
-            def counted(*given, _name=name, _method=getattr(kind, name), **named):
-                asked.append(_name)
-                return _method(*given, **named)
-
-            patch.setattr(kind, name, counted)
+            method = getattr(kind, name)
+            patch.setattr(kind, name, functools.partialmethod(_counted, method, asked))
         fingerprint = rewrite.fingerprint
         patch.setattr(rewrite, "fingerprint", lambda node: hashed.append(1) or fingerprint(node))
         once()
