@@ -57,12 +57,13 @@ class Lookup:
 
     Attributes:
         entry: the answer, or ``None``.
+        key: see above.
     """
 
     def __init__(
         self, cache: CallCache, name: str, key: str, age: float, run: ActiveRun | None, made_by: str
     ) -> None:
-        self._cache, self._name, self._key, self._age, self._run = cache, name, key, age, run
+        self._cache, self._name, self.key, self._age, self._run = cache, name, key, age, run
         self._made_by = made_by
         self.number = 0
         self.entry: CacheEntry | None = None
@@ -77,13 +78,13 @@ class Lookup:
 
     @property
     def _place(self) -> str:
-        return f"{self._key} {self.number}"
+        return f"{self.key} {self.number}"
 
     def _next(self) -> int:
         if self._run is None:
             return 0
         with self._run.lock:
-            taken = _taken.setdefault(self._run, {}).setdefault(self._key, set())
+            taken = _taken.setdefault(self._run, {}).setdefault(self.key, set())
             number = next(n for n in range(len(taken) + 1) if n not in taken)
             taken.add(number)
             return number
@@ -92,7 +93,7 @@ class Lookup:
         """Note that the call has no result: a retry takes its place."""
         if self._run is not None:
             with self._run.lock:
-                _taken[self._run][self._key].discard(self.number)
+                _taken[self._run][self.key].discard(self.number)
 
     def keep(self, cost: tuple[float, float, float], awaited: str, encoded: Encoded) -> None:
         """Keep the result of the call.
@@ -241,6 +242,9 @@ class _Cached:
         if self.ended is None or self.changed:
             return False
         (record, payload), value = self.ended, performer.to_cache(result.value)
+        # Variables of modules, too, are as they were: the key holds them.
+        if performer.cache_key(self)[0] != lookup.key:
+            return False
         more = record.inner or (self._said() != said and not performer.says_again)
         is_whole = value is not None or result.value is None
         if more or not is_whole or _holds(self.identity.held, value):

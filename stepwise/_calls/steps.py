@@ -435,10 +435,20 @@ class Step(Performer):
             "arguments": self.parameters.counting(made.bound) or identity.digest,
             "held": holder.direct() if holder is not None else {},
             "class": holder.cls if holder is not None else None,
+            "secret": self._secrets_of(made),  # another user's secret is another call
         }
         code = code_of(self.coded_by or self.function, self.source, is_tool=is_tool)
         around = () if holder is None or holder.instance is None else (holder.instance,)
         return key_of_values(code, self.name, values, around)
+
+    def _secrets_of(self, made: Performance) -> dict[str, Any]:
+        """Return the values that ``secret=`` names; the key of a call is stored as a tag alone."""
+        holder, hiding = made.identity.holder, self.hiding
+        values = {**hiding.defaults, **made.bound}
+        if holder is not None and holder.instance is not None:
+            of_self = (name for name in hiding.secret if name.startswith("self."))
+            values |= {name: getattr(holder.instance, name[5:], None) for name in of_self}
+        return {name: values[name] for name in hiding.secret & values.keys()}
 
     def to_cache(self, value: Any) -> Any:
         """Return the part of a result that answers equal calls of other runs."""

@@ -8,15 +8,23 @@ code of each object, class and function among these values.  What cannot be told
 
 from __future__ import annotations
 
+import functools
+import sys
+import threading
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
+from inspect import unwrap
 from typing import Any
 
+from stepwise._identity.call_parts import shape_digest
 from stepwise._identity.clients import is_foreign, is_foreign_module
 from stepwise._identity.following import Code, code_of
 from stepwise._identity.identity import Lenient
 from stepwise._values.digest import join, string
-from stepwise._values.trees import ATOMS
+
+_HANDLES = {"_thread", "asyncio", "concurrent", "logging", "threading"}
+_OF_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 class _Coded(Lenient):
@@ -37,36 +45,53 @@ class _Coded(Lenient):
 
     def object(self, value: Any) -> bytes:
         """Encode an object with the code of its class."""
-        encoded, cls = super().object(value), type(value)
-        return join(b"V", [encoded, *self._methods(cls)])
+        cls: Any = type(value)
+        if cls is types.ModuleType and not is_foreign_module(value.__name__):
+            self.untold = self.untold or f"the module {value.__name__} is among its values"
+        elif cls is types.BuiltinFunctionType and not isinstance(value.__self__, _PLACES):
+            return join(b"V", [string(value.__name__), self.encode(value.__self__)])
+        elif cls is types.MappingProxyType:
+            return join(b"V", [self.dict_({**value})])
+        elif _is_of_stepwise(value):
+            return join(b"V", [string(cls.__qualname__)])  # no cached call makes other steps
+        elif cls is types.FunctionType:
+            return self.code(value)
+        elif cls is _CachedFunction:
+            return self.encode(value.__wrapped__)
+        return join(b"V", [super().object(value), *self._methods(cls)])
 
     def class_(self, cls: type) -> bytes:
         """Encode a class with its code."""
         return join(b"V", [super().class_(cls), *self._methods(cls)])
 
     def code(self, function: types.FunctionType) -> bytes:
-        """Encode a function with its code, captured variables and defaults."""
+        """Encode a function with its code, attributes, captured variables and defaults."""
         encoded = super().code(function)
         if is_foreign_module(function.__module__ or ""):
             return encoded
-        return join(b"V", [encoded, *self.told(code_of(function), function.__qualname__)])
+        own = {n: each for n, each in vars(function).items() if not n.startswith("__")}
+        told = self.told(code_of(function), function.__qualname__)  # of what it wraps
+        shape = string(shape_digest(function) if hasattr(function, "__wrapped__") else "")
+        return join(b"V", [encoded, self.dict_(own), shape, *told])
 
     def told(self, code: Code | None, name: str) -> list[bytes]:
         """Return the encodings of code and of the variables that it reads."""
         if code is None:
-            self.untold = self.untold or f"the code of {name} is not known"
+            self.untold = self.untold or _UNKNOWN.format(name)
             return []
-        if code in self._told:
-            return self._told[code]
-        self._told[code] = [string(code.id)]  # for the values that hold objects with this code
-        unknown = len(self.unknown)
-        values = {f"{space.get('__name__')}.{name}": space.get(name) for name, space in code.values}
-        for held, space, value, _ in code.held:
-            if isinstance(value, type) and not is_foreign(value):
-                values[f"{space.get('__name__')}.{held}"] = _constants(value)
-        self._told[code] = [string(code.id), self.dict_(values)]
-        del self.unknown[unknown:]  # a client in a module counts by its class
+        if code not in self._told:
+            self._told[code] = [string(code.id)]  # for the values that hold objects with this code
+            read = [*code.values, *((name, space) for name, space, _, _ in code.held)]
+            values = {f"{space.get('__name__')}.{name}": space.get(name) for name, space in read}
+            self._told[code] = [string(code.id), self._of_modules(values)]
         return self._told[code]
+
+    def _of_modules(self, values: dict[str, Any]) -> bytes:
+        """Encode variables of modules and classes, where clients and locks count by their class."""
+        unknown = len(self.unknown)
+        encoded = self.dict_(values)
+        self.unknown[unknown:] = [each for each in self.unknown[unknown:] if not _is_client(each)]
+        return encoded
 
     def _methods(self, cls: type) -> list[bytes]:
         if cls not in self._told:
@@ -75,18 +100,56 @@ class _Coded(Lenient):
             for base in cls.__mro__:
                 if not is_foreign(base):
                     told += self.told(code_of(base), base.__qualname__)
-                    told.append(self.dict_(_constants(base)))
+                    told.append(self._of_modules(_attributes(base)))
             self._told[cls] = told
         return self._told[cls]
 
 
-def _constants(cls: type) -> dict[str, Any]:
-    """Return the data that are attributes of a class."""
-    held = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-    return {name: value for name, value in held.items() if type(value) in (*ATOMS, *_DATA)}
+def _is_client(value: object) -> bool:
+    """Return whether the class of a value tells enough of it: a client, a lock, a logger."""
+    cls = type(value)
+    root = cls.__module__.partition(".")[0]
+    return cls is not threading.local and (
+        root in _HANDLES if root in sys.stdlib_module_names else is_foreign(cls)
+    )
 
 
-_DATA = (list, tuple, dict, set, frozenset)
+def _is_of_stepwise(value: object) -> bool:
+    held = getattr(value, "__dict__", {})
+    return "__stepwise_step__" in held or type(value).__module__.startswith("stepwise")
+
+
+def _is_generated(function: Any) -> bool:
+    return function.__code__.co_filename.startswith(("<string>", "<attrs "))
+
+
+def _attributes(cls: type) -> dict[str, Any]:
+    """Return what the attributes of a class hold, its methods with what they captured."""
+    held: dict[str, Any] = {}
+    for name, value in vars(cls).items():
+        if name in ("__dataclass_fields__", "__pydantic_fields__"):
+            fields = [(each.default, each.default_factory) for each in value.values()]
+            held[name] = [each for both in fields for each in both if each is not MISSING]
+            continue
+        inner = getattr(value, "__func__", getattr(value, "func", value))
+        parts = (inner.fget, inner.fset, inner.fdel) if isinstance(inner, property) else (inner,)
+        for number, each in enumerate(parts):
+            if isinstance(each, types.FunctionType):
+                is_made = name.startswith("__") and _is_generated(unwrap(each))
+                held[f"{name} {number}"] = each.__defaults__ if is_made else each
+            elif name.startswith("__") or name == "_abc_impl" or isinstance(each, _OF_SLOTS):
+                continue
+            elif not (hasattr(type(each), "__get__") and is_foreign(type(each))):
+                held[f"{name} {number}"] = each
+    return held
+
+
+_CachedFunction = type(functools.cache(len))
+_PLACES = (types.ModuleType, type, type(None))
+_UNKNOWN = (
+    "it is not known which code {} reads: it may use globals(), importlib or __subclasses__(), a "
+    "whole module as a value, a module that is imported later, or a file that was edited"
+)
 
 
 def key_of_values(

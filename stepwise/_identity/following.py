@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import inspect
 import linecache
 import os
@@ -47,6 +48,7 @@ _READS = {"read", "read_text", "read_bytes", "readlines"}
 _PLAIN = ("classmethod", "staticmethod", "property", "cached_property")
 _OF_MODULES = ("__file__", "__name__", "__package__", "__path__", "__spec__", "__cached__")
 _CONSTRUCTION = ("__init__", "__new__", "__post_init__", "__init_subclass__")
+_DYNAMIC = {"globals", "eval", "exec", "__import__", "importlib.import_module"}
 _MISSING = object()
 _reading = process_lock()  # what was read of modules and definitions is kept, and completed later
 
@@ -358,6 +360,8 @@ def _resolved(
     inside, name = origin[1], _absolute(origin, here)
     full = ".".join(filter(None, [name, inside]))
     way = [inside, *rest] if inside else [*rest]
+    if name not in sys.modules and not _is_installed(name):
+        _unread.add(name)
     module = _imported_module(name)
     while way and f"{name}.{way[0]}" in sys.modules:
         if module is not None and way[0] in module.bindings:
@@ -365,6 +369,16 @@ def _resolved(
         name, way = f"{name}.{way[0]}", way[1:]
         module = _imported_module(name)
     return full, module, way
+
+
+@functools.cache
+def _is_installed(name: str) -> bool:
+    """Return whether a module that is not imported yet is one of Python or of a package."""
+    root = name.partition(".")[0]
+    if root in sys.modules or root in sys.stdlib_module_names:
+        return is_foreign_module(root)
+    spec = importlib.util.find_spec(root)
+    return spec is None or "-packages" in str(spec.origin or spec.submodule_search_locations)
 
 
 def _definitions(chain: str, here: _Module) -> Iterator[tuple[_Module, Definition]]:
@@ -461,6 +475,8 @@ class _Follower:
         reading = module.read(node, own=own, instance=instance)
         self._attributes |= reading.attributes
         texts = [reading.text]
+        if not _DYNAMIC.isdisjoint(reading.names) or "__subclasses__" in reading.attributes:
+            _unread.add(label)
         self.files[module.file] = module.digest
         if instance and reading.of_self:
             self._of_self(module, around, reading.of_self)
@@ -549,6 +565,8 @@ class _Follower:
         annotated: bool,
     ) -> list[str]:
         origin_text, module, way = _resolved(origin, rest, here)
+        if module is not None and not annotated and (not way or way[0] not in module.namespace):
+            _unread.add(origin_text)  # a module as a value, or what it makes or imports on use
         further = (
             self._follow(".".join(way), module, (), {}, annotated=annotated)
             if (module is not None and way)

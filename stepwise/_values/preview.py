@@ -665,6 +665,7 @@ class Hiding:
 
     Attributes:
         secret: parameters whose values are never stored; attributes as ``self.NAME``.
+        defaults: the defaults of the secret parameters.
         hides: whether any argument may be shown as another text.
     """
 
@@ -676,7 +677,7 @@ class Hiding:
         defaults: Mapping[str, Any],
     ) -> None:
         self.secret = secret
-        self._defaults = {name: defaults[name] for name in secret & defaults.keys()}
+        self.defaults = {name: defaults[name] for name in secret & defaults.keys()}
         self._redact = redact if callable(redact) else None
         self._only_ignored = ignored - secret - (set() if callable(redact) else redact)
         self._instead = {
@@ -690,7 +691,7 @@ class Hiding:
         """Return the values of a call's secrets, by name."""
         if not self.secret:
             return {}
-        found = {**self._defaults, **{name: bound[name] for name in self.secret & bound.keys()}}
+        found = {**self.defaults, **{name: bound[name] for name in self.secret & bound.keys()}}
         if instance is not None:
             for name in attributes_in(self.secret):
                 found[f"{_SELF}{name}"] = getattr(instance, name, None)

@@ -208,8 +208,17 @@ class RequestCache:
 
 request_cache = RequestCache()
 
-# Requests with these fields change what the provider keeps, or ask for what it has not made yet.
-_STATEFUL = frozenset({"background", "container", "conversation"})
+# Requests with these fields change what the provider keeps, ask for what it has not made yet, or
+# let it call tools that act.
+_STATEFUL = frozenset({"background", "container", "conversation", "mcp_servers"})
+
+
+def _is_stateful(body: Any) -> bool:
+    if not isinstance(body, dict):
+        return False
+    tools = body["tools"] if isinstance(body.get("tools"), list) else []
+    kinds = [tool.get("type") for tool in tools if isinstance(tool, dict)]
+    return "mcp" in kinds or not _STATEFUL.isdisjoint(name for name, each in body.items() if each)
 
 
 class NotFinal(Exception):  # noqa: N818 -- it carries an answer past the journal
@@ -379,12 +388,7 @@ class Exchange:
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.read = read_request(request.method, str(request.url), headers, request.content)
         self.effect = kind.named and self.read.method not in kind.reads
-        body = self.read.body if isinstance(self.read.body, dict) else {}
-        if (
-            cached
-            and not kind.named
-            and _STATEFUL.isdisjoint(n for n, each in body.items() if each)
-        ):
+        if cached and not kind.named and not _is_stateful(self.read.body):
             self.cache = request_cache.cache
         if kind.named:
             counting = {name: headers[name] for name in _COUNTING if name in headers}

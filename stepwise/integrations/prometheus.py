@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter as Numbers
@@ -156,9 +157,12 @@ def _of_supervisor(supervisor: Supervisor) -> Iterator[Metric]:
 def _labelled(
     kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, label: str, by: Numbers[str]
 ) -> Metric:
+    numbers = Numbers[str]()
+    for place, (value, number) in enumerate(list(by.items())):
+        numbers[_short(value) if place < _MOST else "other"] += number
     family = kind(name, f"By {label}.", labels=(label,))
-    for value, number in list(by.items()):
-        family.add_metric((_short(value),), number)
+    for value, number in numbers.items():
+        family.add_metric((value,), number)
     return family
 
 
@@ -210,6 +214,10 @@ class Health:
         except (errors.StepwiseError, errors.RunStopped) as error:
             answer = str(error)
         self._answers[store.url] = answer
+
+
+class _Server6(ThreadingWSGIServer):
+    address_family = socket.AF_INET6
 
 
 class _Quiet(WSGIRequestHandler):
@@ -264,12 +272,13 @@ def serve(address: str, stores: Iterable[Store], supervisor: Supervisor) -> str:
         return [content]
 
     host, _, port = address.rpartition(":")
+    kind, plain = _Server6 if ":" in host else ThreadingWSGIServer, host.strip("[]")
     try:
-        server = make_server(host or "127.0.0.1", int(port), answer, ThreadingWSGIServer, _Quiet)
+        server = make_server(plain or "127.0.0.1", int(port), answer, kind, _Quiet)
     except (ValueError, OSError, OverflowError) as error:
         raise errors.ConfigurationError(
             f"metrics cannot be served at {address!r} ({error}): write PORT, or HOST:PORT for "
-            "other machines: 9464, 0.0.0.0:9464"
+            "other machines: 9464, 0.0.0.0:9464, [::]:9464"
         ) from error
     threading.Thread(target=server.serve_forever, name="stepwise metrics", daemon=True).start()
     return f"http://{host or '127.0.0.1'}:{server.server_port}"

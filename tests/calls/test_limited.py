@@ -155,7 +155,7 @@ def test_waiting_calls_hold_no_thread(tmp_path):
     async def crowd():
         calls = [asyncio.ensure_future(ask(number)) for number in range(50)]
         await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        made.extend(thread.name for thread in threading.enumerate())
+        made.extend(thread.name for thread in {*threading.enumerate()} - before)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
@@ -164,9 +164,10 @@ def test_waiting_calls_hold_no_thread(tmp_path):
     async def flow():
         await crowd()
 
+    before = {*threading.enumerate()}  # those of other tests may still be ending
     asyncio.run(flow())
     assert made.count("stepwise limits") == 1
-    assert len(made) <= 4  # with the writer of the store
+    assert len(made) <= 3  # with the writer of the store
 
 
 @pytest.mark.parametrize("kind", ["step", "side effect"])

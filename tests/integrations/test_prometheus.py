@@ -1,5 +1,6 @@
 """Metrics and health: read by a parser of Prometheus, and compared with what the journal has."""
 
+import socket
 import threading
 import time
 import urllib.error
@@ -247,11 +248,11 @@ def test_a_store_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(prometheus, "_ANSWERS", 0.05)
     away = Away()
     away.gate = threading.Event()
-    health, before = prometheus.Health([away]), threading.active_count()
+    health, before = prometheus.Health([away]), {*threading.enumerate()}
     for _ in range(3):
         status, _, text = health.ready()
         assert (status, b"not answered" in text) == (503, True)
-    assert threading.active_count() == before + 1
+    assert len({*threading.enumerate()} - before) == 1
     away.gate.set()
     health._asking[away.url].join()
     assert health.ready()[0] == 200
@@ -332,3 +333,23 @@ def test_an_application_without_metrics():
     with testclient.TestClient(app) as client:
         codes = [client.get(f"/{each}").status_code for each in ("metrics", "healthz", "readyz")]
     assert codes == [404] * 3
+
+
+def test_workflows_of_one_name_count_together():
+    """Workflows of several files with one name have one sample: Prometheus refuses two."""
+    supervisor = Supervisor([store()], Terms(most=3), lambda _: None, RunOutput())
+    supervisor.deaths.update({"/a.py:agent": 1, "/b.py:agent": 2})
+    page = prometheus.pages([store()], supervisor)["/metrics"]
+    text = page()[2].decode()
+    assert text.count('stepwise_run_deaths_total{workflow="agent"}') == 1
+    assert 'stepwise_run_deaths_total{workflow="agent"} 3.0' in text
+
+
+def test_the_server_with_ipv6():
+    """An address of IPv6 is written in brackets, as in URLs."""
+    supervisor = Supervisor([store()], Terms(most=3), lambda _: None, RunOutput())
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    url = prometheus.serve("[::1]:0", [store()], supervisor)
+    assert url.startswith("http://[::1]:")
+    assert get(f"{url}/healthz") == (200, "alive\n")

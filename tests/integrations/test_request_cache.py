@@ -179,6 +179,10 @@ def test_failures_and_what_a_provider_keeps_are_not_answered(server):
         body = {"model": "m", "input": "x", "conversation": "c"}
         client.post("/responses", body=body, cast_to=object)
     assert len(server.requests) == 5
+    for _ in range(2):  # a tool of another server may act
+        body = {"model": "m", "input": "x", "tools": [{"type": "mcp", "server_url": "http://m"}]}
+        client.post("/responses", body=body, cast_to=object)
+    assert len(server.requests) == 7
 
 
 def test_a_stream_that_is_left_is_not_kept(server):
