@@ -120,7 +120,7 @@ def _is_of_stepwise(value: object) -> bool:
 
 
 def _is_generated(function: Any) -> bool:
-    return function.__code__.co_filename.startswith(("<string>", "<attrs "))
+    return bool(function.__code__.co_filename.startswith(("<string>", "<attrs ")))
 
 
 def _attributes(cls: type) -> dict[str, Any]:
