@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,6 +26,7 @@ from stepwise._journal.journal import branches_of, facts_of, owned_journal, read
 from stepwise._journal.records import ADOPTED, Adopted, Call, RunFacts, Superseded
 from stepwise._runs.fork import Change, ForkedRun, point_of, refuse_answered, share
 from stepwise._runtime.facts import public
+from stepwise._runtime.messages import printable
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
 from stepwise._values.preview import preview
@@ -317,6 +318,20 @@ def _execute(workflow: Any, inputs: Mapping[str, Any], branch: RunBranch) -> Non
         workflow.resume(branch.run, inputs, here=True)
     except BaseException as error:  # the thread is that of this branch alone
         branch._error = error
+
+
+def origin_of(run: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a person should know of a fork, a branch or a base that was adopted away."""
+    facts = run._facts()
+    if facts.forked_from:
+        made = f"{facts.forked_from}, made by {facts.forked_by}"
+        yield ("branch of" if facts.base else "fork of"), made
+    if facts.effects == ADOPTED:
+        yield "adopted", "the branch goes on instead of its base"
+    elif facts.effects:
+        yield "effects", printable(facts.effects)
+    if facts.superseded:
+        yield "adopted", f"{facts.superseded} goes on instead of this run"
 
 
 # -- adopting --------------------------------------------------------------------------------------

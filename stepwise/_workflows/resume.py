@@ -142,7 +142,8 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
     active.progress = Progress(resumed_from=0)
     active.alive = max(map(_at, entries[-1:]), default=0.0)
     active.inbox.taken = Taken(entries=entries)
-    _take_over_streams(active)
+    if not is_only_submitted(entries):  # else nothing was executed, and nothing said
+        _take_over_streams(active)
     return sum(each.answers for each in active.pool.all)
 
 

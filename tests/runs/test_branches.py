@@ -8,10 +8,11 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from click.testing import CliRunner
 from harness import python
 
 import stepwise
-from stepwise import Budget, EffectRefusedError, step, tool, workflow
+from stepwise import Budget, EffectRefusedError, cli, step, tool, workflow
 from stepwise._journal.journal import branches_of
 
 calls = []
@@ -375,6 +376,22 @@ def test_collected():
         branch.run.approve(proposal.step, proposal.ticket)
     with pytest.raises(stepwise.ConfigurationError, match="adopt"):
         branch.run.deny(proposal.step, proposal.ticket, "no")
+
+
+def test_the_command_before_the_answer():
+    """Until a branch is adopted, its proposal is shown with the command that adopts it."""
+
+    def told(word, run):
+        return CliRunner().invoke(cli.main, [word, run.id]).output
+
+    run = agent.execute("tides")
+    [branch] = run.branch(at=2, variations=[{"model": "b"}], effects="collect")
+    for word in ("show", "why"):
+        assert f"stepwise adopt {branch.run.id}" in told(word, branch.run)
+        assert "stepwise approve" not in told(word, branch.run)
+    branch.adopt()
+    assert f"stepwise approve {branch.run.id}" in told("show", branch.run)
+    assert f"adopted   {branch.run.id} goes on instead" in told("show", run)
 
 
 def test_what_would_get_out(tmp_path):

@@ -592,6 +592,14 @@ def test_two_equal_submissions_in_a_run():
     assert len(stepwise.runs(job)) == 2
 
 
+def test_once_begins_what_its_runs_submit(monkeypatch):
+    """With ``--once``, what its runs submit begins too, even if the bell does not ring for it."""
+    monkeypatch.setattr(submitted, "_ring", lambda *_: None)
+    submitting.submit("a")
+    once()
+    assert done == ["a"]
+
+
 # -- turns ---------------------------------------------------------------------------------------
 
 
