@@ -237,19 +237,19 @@ def name_of_another(run: active_run.ActiveRun) -> str:
 
 def _begin_thread(
     scope: active_run.Scope | None, name: str, daemon: bool
-) -> Worker | TypedThread | _Left | None:
+) -> Worker | TypedThread | _BackgroundThread | None:
     """Register a thread that a debugger or the workflow's own code starts, not those of steps."""
     if active_run.debugged.look is not None and active_run.debugged.look.is_typed():
         return active_run.debugged.look.new_thread()
     left = active_run.left_branch.get()
     if scope is None and left:
-        return _Left(left)
+        return _BackgroundThread(left)
     if scope is None or scope.call is not None:
         return None
     return scope.run.flows.start(name, daemon=daemon)
 
 
-class _Left:
+class _BackgroundThread:
     """A thread, or a job of a pool, that the background of a branch starts."""
 
     def __init__(self, branch: str) -> None:
