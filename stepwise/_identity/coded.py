@@ -12,19 +12,24 @@ import functools
 import sys
 import threading
 import types
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from inspect import unwrap
-from typing import Any
+from typing import Any, ClassVar
 
 from stepwise._identity.call_parts import shape_digest
 from stepwise._identity.clients import is_foreign, is_foreign_module
 from stepwise._identity.following import Code, code_of
 from stepwise._identity.identity import Lenient
-from stepwise._values.digest import join, string
+from stepwise._values.digest import fold, join, string
 
 _HANDLES = {"_thread", "asyncio", "concurrent", "logging", "threading"}
 _OF_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def _exactly(number: float) -> bytes:
+    return fold(b"V" + number.hex().encode())
 
 
 class _Coded(Lenient):
@@ -35,6 +40,7 @@ class _Coded(Lenient):
     """
 
     grows = False
+    atoms: ClassVar = {**Lenient.atoms, float: _exactly}
 
     def __init__(self, around: Sequence[object]) -> None:
         super().__init__(around, masking=False)
@@ -42,6 +48,18 @@ class _Coded(Lenient):
         self.exactly = True
         self.untold = ""
         self._told: dict[Code | type, list[bytes]] = {}
+
+    def encode(self, value: Any) -> bytes:
+        """Encode a value; the order of a dict and the sign of a zero count: code sees them."""
+        cls: Any = type(value)
+        if cls is float:
+            return _exactly(value)
+        encoded = super().encode(value)
+        if cls in _DICTS and value:
+            order = map(self.encode, [*value])
+            factory = self.encode(getattr(value, "default_factory", None))
+            return join(b"V", [encoded, factory, *order])
+        return encoded
 
     def object(self, value: Any) -> bytes:
         """Encode an object with the code of its class."""
@@ -67,7 +85,7 @@ class _Coded(Lenient):
     def code(self, function: types.FunctionType) -> bytes:
         """Encode a function with its code, attributes, captured variables and defaults."""
         encoded = super().code(function)
-        if is_foreign_module(function.__module__ or ""):
+        if is_foreign_module(function.__module__ or "") and not _is_generated(function):
             return encoded
         own = {n: each for n, each in vars(function).items() if not n.startswith("__")}
         told = self.told(code_of(function), function.__qualname__)  # of what it wraps
@@ -120,7 +138,8 @@ def _is_of_stepwise(value: object) -> bool:
 
 
 def _is_generated(function: Any) -> bool:
-    return bool(function.__code__.co_filename.startswith(("<string>", "<attrs ")))
+    file: str = function.__code__.co_filename
+    return file.startswith(("<string>", "<attrs "))
 
 
 def _attributes(cls: type) -> dict[str, Any]:
@@ -144,6 +163,7 @@ def _attributes(cls: type) -> dict[str, Any]:
     return held
 
 
+_DICTS = (dict, defaultdict, Counter)
 _CachedFunction = type(functools.cache(len))
 _PLACES = (types.ModuleType, type, type(None))
 _UNKNOWN = (

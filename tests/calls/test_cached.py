@@ -563,6 +563,8 @@ if V == "2":
 noted.value = V
 closed, bound, kept = made(V), Holder(V).get, functools.cache(made(V))
 upper = V.upper
+space = {}
+exec("def text(): return " + V, space)
 proxy = types.MappingProxyType({"v": V})
 context = contextvars.ContextVar("context", default=V)
 local = threading.local()
@@ -599,6 +601,7 @@ def flow():
         ("context.get()", False),
         ("local.v", False),
         ("globals()['V']", False),
+        ("str(space['text']())", False),
         ("getattr(helping, 'V')", False),
         ("__import__('helping').V", False),
     ],
@@ -630,6 +633,30 @@ def flow():
         (lab.folder / "helping.py").write_text(f"def helped(): return {number}")
         assert lab.run(body)[0] == number
     assert "imported later" in lab.said
+
+
+def test_what_is_equal_and_looks_different():
+    """The order of a dict and the sign of a zero tell calls apart: code sees them."""
+
+    @step(cache=DAY)
+    def text(value):
+        return repr(value)
+
+    @workflow
+    def flow(values):
+        return [text(each) for each in values]
+
+    values = [
+        {"a": 1, "b": [0.0]},
+        {"b": [-0.0], "a": 1},
+        {"b": [0.0], "a": 1},
+        0.0,
+        -0.0,
+        0,
+        False,
+    ]
+    for turned in (values, values[::-1]):
+        assert flow.options(fresh=True)(turned) == [repr(each) for each in turned]
 
 
 def test_another_secret_is_another_call(place):

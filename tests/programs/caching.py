@@ -11,14 +11,13 @@ from datetime import timedelta
 import stepwise
 from stepwise import Landed, DidNotHappen, step, tool, workflow
 
-made = int(os.environ.get("KILL", 0))
+sys.left = int(os.environ.get("KILL", 0))  # no variable that a key holds
 
 def did(what):
-    global made
     with open(os.environ["DID"], "a") as file:
         file.write(what + "\\n")
-    made -= 1
-    if made == 0:
+    sys.left -= 1
+    if sys.left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
 def landed(call):
