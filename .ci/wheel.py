@@ -1,9 +1,10 @@
-"""Builds the wheel, installs it alone into a clean environment, and uses it there.
+"""Builds the sdist, a wheel of that, installs it alone into a clean environment, and uses it there.
 
     python .ci/wheel.py PYTHON_WITH_BUILD
 
-Checks what a user gets who types ``pip install stepwise-agents``: at most 8 distributions, a
-package with its types, a command line, a program that is killed and goes on, the pages.
+Checks what a user gets who types ``pip install stepwise-agents``: every module, at most 8
+distributions, a package with its types, a command line, a program that is killed and goes on, the
+pages.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+import zipfile
 
 PROGRAM = """
 import os
@@ -56,9 +58,12 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def main(builder: str) -> None:
     """Build, install, use."""
     with tempfile.TemporaryDirectory() as folder:
-        built = run(builder, "-m", "build", "--wheel", "--outdir", folder, ".")
+        built = run(builder, "-m", "build", "--outdir", folder, ".")
         assert built.returncode == 0, built.stdout + built.stderr
         (wheel,) = pathlib.Path(folder).glob("*.whl")
+        missing = {str(each) for each in pathlib.Path("stepwise").rglob("*.py")}
+        missing -= set(zipfile.ZipFile(wheel).namelist())
+        assert not missing, f"not in the wheel: {sorted(missing)}"
         home = pathlib.Path(folder, "clean")
         venv.create(home, with_pip=True)
         python, command = str(home / "bin" / "python"), str(home / "bin" / "stepwise")

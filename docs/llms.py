@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HERE = pathlib.Path(__file__).resolve().parent
 SECTIONS = {"how-to": "How-to guides", "concepts": "Concepts", "reference": "Reference"}
-OPTIONAL = ("coming-from", "reliability", "benchmarks", "design", "house")
+OPTIONAL = ("coming-from", "reliability", "benchmarks", "conformance", "design", "house")
 _DESCRIPTION = 200  # characters
 
 

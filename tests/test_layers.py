@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import configparser
 import functools
 import importlib
 import inspect
@@ -255,6 +256,14 @@ def test_no_cycles():
     for package in packages - {"stepwise"}:
         inside = [name for name in MODULES if name.startswith(f"{package}.")]
         assert all(package not in graph[name] for name in inside)
+
+
+def test_every_package_is_shipped():
+    """setup.cfg names every package, so that a wheel has all modules."""
+    config = configparser.ConfigParser()
+    config.read(ROOT.parent / "setup.cfg", encoding="utf-8")
+    shipped = set(config["options"]["packages"].split())
+    assert {n for n, path in MODULES.items() if path.name == "__init__.py"} - shipped == set()
 
 
 def test_imports_point_downward():

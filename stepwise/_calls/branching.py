@@ -84,8 +84,11 @@ class BranchedCall(Performance):
 
         Raises:
             EffectRefusedError: the branch refuses it, or cannot have it answered or proposed here.
+            RunStopped: the branch is being cancelled, and ends without its clean-up's side effects.
         """
         active, policy = self.scope.run, self.scope.run.effects
+        if policy in (REFUSE, COLLECT) and active.steering.unwinds is not None:
+            raise active.steering.unwinds  # a clean-up waits for nobody; nothing is there to undo
         proposed = match.recorded[0].wait if match.recorded else None
         if policy == COLLECT or (policy == ADOPTED and proposed is not None and proposed.ticket):
             return (yield from self._as(ProposedCall).conduct(call, origin, match))

@@ -17,7 +17,7 @@ from stepwise._journal.journal import facts_of, read_entries
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
 from stepwise._journal.records import Forgotten
 from stepwise._journal.seal import Seal
-from stepwise._journal.versions import RecordedVersion, recorded_versions
+from stepwise._journal.versions import CODE, RecordedVersion, recorded_versions
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def take_up(active: ActiveRun) -> None:
         CodeChangedError: the run has to ask what becomes of them.
     """
     journal = active.journal
+    if not journal.names(CODE):
+        return
     edits = edits_in(journal.store, journal.seal, active.run_id)
     if not edits:
         return

@@ -169,7 +169,7 @@ class Checkpoints:
         self._keep = {"latest_only": 1, "prune_old": keep}.get(retention, 0)
         self._thins = retention == "thinned"
         self.prunes_journal = prune_journal
-        self._names = journal.store.names(journal.run_id, PREFIX)
+        self._names = journal.names(PREFIX)
         self._chunks = _Chunks(journal, none=not self._names)
         self._refused: list[str] = []
         self._before: dict[str, str] = {}  # by name: the checkpoint to use if a file has changed

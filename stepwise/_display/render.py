@@ -360,7 +360,9 @@ def _whole(text: str) -> str:
 
 
 def answers_to(question: Any) -> list[str]:
-    """Return the commands that answer a question: yes, then no."""
+    """Return the commands that answer a question, yes, then no; for a proposal, the one before."""
+    if question._proposed_by:
+        return [f"stepwise adopt {shell_word(question._proposed_by)}"]
     step = f"{shell_word(question.run_id)} {question.step} {question.ticket}"
     step += " --key FILE" * bool(question.approvers)
     return [f"stepwise approve {step} [--note TEXT]", f"stepwise deny {step} --reason TEXT"]

@@ -39,6 +39,7 @@ from stepwise._rewrite import finally_lines
 from stepwise._runtime import asyncio_state, interrupts, settings, tracing
 from stepwise._runtime.clock import End
 from stepwise._runtime.events import emit, heard
+from stepwise._runtime.forks import handed_down
 from stepwise._runtime.messages import Once, chain, is_ours, notice, shell_word
 from stepwise._values import codec, digest
 from stepwise._values.preview import Secrets
@@ -674,6 +675,17 @@ scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=
 current_scope = scope_variable.get
 live_runs: set[ActiveRun] = set()
 _around = os.environ.get(settings.IN_BRANCH, "")
+left_branch: ContextVar[str] = ContextVar("stepwise_left_branch", default="")
+"""The branch whose code has started this code in the background."""
+
+
+def branch_around() -> str:
+    """Return the branch in which code is executed where no run is visible; empty if in none.
+
+    It is in one in the background of a branch, and in programs and worker processes of a branch.
+    """
+    process, branch = handed_down().get(settings.IN_BRANCH, (0, ""))
+    return left_branch.get() or _around or (branch if process != os.getpid() else "")
 
 
 class OpenStream:
@@ -815,6 +827,11 @@ class ActiveRun:
     def run_id(self) -> str:
         """The id of the run."""
         return self.facts.run_id
+
+    @property
+    def is_branch(self) -> bool:
+        """True in a branch that was not adopted, and in its child runs."""
+        return self.effects not in ("", records.ADOPTED)
 
     def lineage(self) -> list[ActiveRun]:
         """Return this run and the runs that called it, directly or not."""
@@ -1204,11 +1221,13 @@ class ActiveRun:
     def _is_live(self, change: Callable[[ActiveRun], None]) -> None:
         """Change the set of runs in progress, and note whether one is a branch: for workers too."""
         change(self)
-        if self.effects in ("", records.ADOPTED) or self.parent is not None:
+        if not self.is_branch or self.parent is not None:
             return
-        live = (each for each in list(live_runs) if each.effects not in ("", records.ADOPTED))
-        branch = next(live, None)
+        branch = next((each for each in list(live_runs) if each.is_branch), None)
+        inherited = handed_down()  # a fork server keeps the environment of its own start
+        inherited.pop(settings.IN_BRANCH, None)
         if branch is not None:
+            inherited[settings.IN_BRANCH] = os.getpid(), branch.root.run_id
             os.environ[settings.IN_BRANCH] = branch.root.run_id
         elif _around:
             os.environ[settings.IN_BRANCH] = _around

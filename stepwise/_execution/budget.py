@@ -126,8 +126,8 @@ def amounts_text(amounts: Mapping[str, Any]) -> str:
     cached = amounts.get("cached_tokens")
     told = [
         _money(amounts["usd"]) if amounts.get("usd") else "",
-        f"{amounts['tokens']:,} tokens" if amounts.get("tokens") else "",
-        f"{cached:,} of them cached" if cached else "",
+        f"{int(amounts['tokens']):,} tokens" if amounts.get("tokens") else "",
+        f"{int(cached):,} of them cached" if cached else "",
         count(amounts["steps"], "step") if amounts.get("steps") else "",
         f"{amounts['seconds']:,.1f} s" if amounts.get("seconds", 0) >= 1 else "",
     ]

@@ -437,7 +437,9 @@ def load_inputs(store: Store, seal: Seal, facts: RunFacts) -> RunInputs:
         UnreadableValueError: the arguments were not recorded, or cannot be loaded here; the message
             says why.
     """
-    start = read_start(store, seal, facts.run_id, course_of(store, seal, facts).started)
+    start = read_start(store, seal, facts.run_id)
+    if start is None:  # it is no first record: of a fork, or of a journal that was pruned
+        start = read_start(store, seal, facts.run_id, course_of(store, seal, facts).started)
     if start is None:
         raise _unknown(facts, "the record of its beginning was pruned, or cannot be read")
     return inputs_in(*start, facts)

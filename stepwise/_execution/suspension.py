@@ -14,7 +14,7 @@ from typing import Any
 
 from stepwise._execution.active_run import ActiveRun, live_runs
 from stepwise._execution.tasks import tasks_within
-from stepwise._journal.records import ADOPTED, RunFacts, RunWait, WaitKind
+from stepwise._journal.records import RunFacts, RunWait, WaitKind
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed
 from stepwise._runtime.facts import PlainFacts, public
@@ -88,9 +88,9 @@ def seconds_to_suspension(active: ActiveRun) -> float:
 
     A waiting call asks this each time it looks.
     """
-    after, is_branch = settings.suspend_after(), active.effects not in ("", ADOPTED)
-    if after is None and not is_branch:
-        return math.inf
+    after, is_branch = settings.suspend_after(), active.is_branch
+    if (after is None and not is_branch) or active.steering.unwinds is not None:
+        return math.inf  # a clean-up is waited for
     soon = math.inf if after is None else after
     after = 0.0 if is_branch or after is None else after  # whoever branches waits for no person
     family = _family(active)

@@ -237,13 +237,32 @@ def name_of_another(run: active_run.ActiveRun) -> str:
 
 def _begin_thread(
     scope: active_run.Scope | None, name: str, daemon: bool
-) -> Worker | TypedThread | None:
+) -> Worker | TypedThread | _BackgroundThread | None:
     """Register a thread that a debugger or the workflow's own code starts, not those of steps."""
     if active_run.debugged.look is not None and active_run.debugged.look.is_typed():
         return active_run.debugged.look.new_thread()
+    left = active_run.left_branch.get()
+    if scope is None and left:
+        return _BackgroundThread(left)
     if scope is None or scope.call is not None:
         return None
     return scope.run.flows.start(name, daemon=daemon)
+
+
+class _BackgroundThread:
+    """A thread, or a job of a pool, that the background of a branch starts."""
+
+    def __init__(self, branch: str) -> None:
+        self._branch = branch
+        self._token: contextvars.Token[str] | None = None
+
+    def enter(self) -> None:
+        self._token = active_run.left_branch.set(self._branch)
+
+    def leave(self) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            active_run.left_branch.reset(token)
 
 
 carrier = Carrier(active_run.scope_variable, _begin_thread)
@@ -271,7 +290,7 @@ def refuse_beside_branch(what: str) -> None:
         OutsideRunError: code of the branch may have called it: in the background, in an older
             thread, or in a worker process.
     """
-    branch = os.environ.get(settings.IN_BRANCH, "")
+    branch = os.environ.get(settings.IN_BRANCH, "") or active_run.branch_around()
     if branch:
         raise OutsideRunError(
             f"{what} has side effects, and was called where no run is visible, while branch "
@@ -327,10 +346,16 @@ def background() -> Iterator[None]:
         run_id = active_run.debugged.look.run_id
         why = "stepwise.background() is refused at a prompt: steps in it would be executed"
         raise OutsideRunError(why, run_id=run_id)
-    token = active_run.scope_variable.set(None)
+    scope = active_run.current_scope()
+    is_branch = scope is not None and scope.run.is_branch
+    left = (
+        scope.run.root.run_id if scope is not None and is_branch else active_run.left_branch.get()
+    )
+    token, marked = active_run.scope_variable.set(None), active_run.left_branch.set(left)
     try:
         yield
     finally:
+        active_run.left_branch.reset(marked)
         active_run.scope_variable.reset(token)
         joins()  # the task may have been examined meanwhile
 

@@ -757,8 +757,11 @@ INPUTS, FRAMES = "inputs/", "frames/"
 
 def names_beside(store: Store, run_id: str) -> dict[str, int]:
     """Return the objects beside the records of calls, each with the number of its call."""
-    names = [*store.names(run_id, INPUTS), *store.names(run_id, FRAMES)]
-    return {name: int(name.split("/")[1]) for name in names}
+    return _beside(store.names(run_id))
+
+
+def _beside(names: Iterable[str]) -> dict[str, int]:
+    return {name: int(name.split("/")[1]) for name in names if name.startswith((INPUTS, FRAMES))}
 
 
 _MOST_BESIDE = 8 << 20  # bytes of objects that wait for a record
@@ -857,6 +860,7 @@ class Journal:
         self._at = self._next = Position()  # the ends of the written and of the sealed records
         self._head: records.RunFacts | None = None  # the newest facts for the head
         self._beside: Mapping[str, Data] = _NO_OBJECTS  # to write with the next record
+        self._names: list[str] | None = None
         self._is_first = Once()
         self._tolerant = False
         self._other = False  # the marks belong to another history
@@ -865,6 +869,15 @@ class Journal:
     def position(self) -> Position:
         """The end of the written journal."""
         return self._at
+
+    def names(self, *prefixes: str) -> list[str]:
+        """Return the names of the objects beside the records that begin with one of these texts.
+
+        The store is asked once for all of them, until this journal writes or deletes an object.
+        """
+        if self._names is None:
+            self._names = self.store.names(self.run_id)
+        return [name for name in self._names if name.startswith(prefixes)]
 
     def load(self, start: Position | None = None, *, tolerant: bool = False) -> list[records.Entry]:
         """Read and verify the records after ``start``.
@@ -890,7 +903,7 @@ class Journal:
                 entries.append(entry)
                 self.count(entry)
         # A call that was cut off may have left objects: its number is not given to another call.
-        self.calls = max(self.calls, *names_beside(self.store, self.run_id).values(), 0)
+        self.calls = max(self.calls, *_beside(self.names(INPUTS, FRAMES)).values(), 0)
         self._begin_chain()
         known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]
@@ -1080,7 +1093,7 @@ class Journal:
         """Write an object beside the records, in the batch of the run's next record or earlier."""
         data, _ = self.seal.close(named(name, self.run_id), header, payload)
         with self._sealing:
-            beside = {**self._beside, name: data}
+            self._names, beside = None, {**self._beside, name: data}
             is_much = sum(map(len, beside.values())) > _MOST_BESIDE
             self._beside = _NO_OBJECTS if is_much else beside
         if is_much:  # many calls may begin before one of them ends
@@ -1093,6 +1106,7 @@ class Journal:
     def _put(self, batch: Batch, *, renew: bool = False) -> None:
         self._refuse_inside()
         with Uninterrupted(), self._sealing:
+            self._names = None
             if self._next is not self._at or self._chain.error is not None:
                 # Records are queued, or their outcome is unknown: wait for the running write, since
                 # a store takes only one batch of a run at a time.
@@ -1132,7 +1146,7 @@ class Journal:
 
     def _refuse_half(self) -> None:
         """Raise ``StoreError`` for an incomplete copy of a run: the missing steps would repeat."""
-        if self.store.get(self.run_id, COPYING) is not None:
+        if self.names(COPYING):
             run = shell_word(self.run_id)
             raise StoreError(
                 f"run {self.run_id!r} in {self.store.url} is a copy that is not whole: stepwise "

@@ -716,6 +716,11 @@ class RunFacts(NamedTuple):
     superseded: str = ""
 
     @property
+    def is_branch(self) -> bool:
+        """True if the run is a branch that was not adopted, so that it makes no side effect."""
+        return self.effects not in ("", ADOPTED)
+
+    @property
     def is_submitted(self) -> bool:
         """True if the run was submitted, and has not begun."""
         return self.status == "suspended" and bool(self.waits) and self.waits[0].kind == "start"

@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,8 +24,9 @@ from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
 from stepwise._journal.records import ADOPTED, Adopted, Call, RunFacts, Superseded
-from stepwise._runs.fork import Change, ForkedRun, point_of, share
+from stepwise._runs.fork import Change, ForkedRun, point_of, refuse_answered, share
 from stepwise._runtime.facts import public
+from stepwise._runtime.messages import printable
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
 from stepwise._values.preview import preview
@@ -64,7 +65,7 @@ class BranchPoint:
             return Change(int(at))
         if ":" not in at:
             return Change(self.source.number_of(at))
-        found = self.source.checkpoints(self.source.entries[-1].number)
+        found = [*self.source.checkpoints(self.source.entries[-1].number)]
         for each in found:
             if each.state.where == at or each.state.where.endswith(f"/{at}"):
                 return Change(checkpoint=each.name)
@@ -181,11 +182,13 @@ class RunBranch:
 
         A call of the base then names the branch.  The side effects that the branch has proposed
         are questions from now on: a person's yes makes each of them.  Later ones are made as in
-        any run.  The run goes on when it is called, or with ``branch.run.resume()``.
+        any run.  The run goes on when it is called, or with ``branch.run.resume()``.  Killed and
+        called again, this does what was left.
 
         Raises:
-            ConfigurationError: the branch has ended, or its side effects were answered by a
-                function, so that it would go on from what never happened.
+            ConfigurationError: the branch was cancelled, another one was adopted, or its side
+                effects were answered by a function, so that it would go on from what never
+                happened.
             RunBusyError: the branch or its base is being executed.
         """
         adopt(self.run)
@@ -317,29 +320,46 @@ def _execute(workflow: Any, inputs: Mapping[str, Any], branch: RunBranch) -> Non
         branch._error = error
 
 
+def origin_of(run: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a person should know of a fork, a branch or a base that was adopted away."""
+    facts = run._facts()
+    if facts.forked_from:
+        made = f"{facts.forked_from}, made by {facts.forked_by}"
+        yield ("branch of" if facts.base else "fork of"), made
+    if facts.effects == ADOPTED:
+        yield "adopted", "the branch goes on instead of its base"
+    elif facts.effects:
+        yield "effects", printable(facts.effects)
+    if facts.superseded:
+        yield "adopted", f"{facts.superseded} goes on instead of this run"
+
+
 # -- adopting --------------------------------------------------------------------------------------
 
 
 def adopt(run: Any) -> None:
     """Let a branch go on instead of its base; see :meth:`RunBranch.adopt`."""
     facts = run._facts()
-    if not facts.base or facts.effects == ADOPTED:
-        why = "is adopted already" if facts.base else "is no branch"
-        raise ConfigurationError(f"run {run.id!r} {why}")
-    if facts.effects.startswith("answer"):
-        raise ConfigurationError(
-            f"branch {run.id!r} cannot be adopted: a function answered its side effects, so that "
-            'it would go on from what never happened. Branch again with effects="collect"'
-        )
+    if not facts.base or facts.status == "cancelled":
+        why = "was cancelled" if facts.base else "is no branch"
+        raise ConfigurationError(f"run {run.id!r} cannot be adopted: it {why}")
+    refuse_answered(run.store, run._seal, facts, "adopted")
     base, now, who = facts.base, time.time(), this_person()
     with run._journal() as (journal, _):
         with owned_journal(run.store, run._seal, base) as of_base:
             above, record = facts_of(run.store, run._seal, base), Superseded(run.id, who, now)
             of_base.load(tolerant=True)
-            if above is not None:
+            known = above.superseded if above is not None else ""
+            if known not in ("", run.id):
+                raise ConfigurationError(
+                    f"branch {run.id!r} cannot be adopted: {known!r} was, and goes on instead of "
+                    f"run {base!r}"
+                )
+            if above is not None and not known:
                 of_base.append((record, b""), head=superseded(above, record))
-        head = facts._replace(effects=ADOPTED, tally=None)
-        journal.append((Adopted(who, now), b""), head=head)
+        if facts.effects != ADOPTED:
+            head = facts._replace(effects=ADOPTED, tally=None)
+            journal.append((Adopted(who, now), b""), head=head)
     for run_id in branches_of(run.store, run._seal, base):
         other = type(run)(run.store, run_id, run._seal)
         if run_id != run.id and other.status not in _OVER:

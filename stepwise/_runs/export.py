@@ -167,13 +167,15 @@ def page_of(run: Run, seen: Overview) -> RunPage:
     """
     facts, shown = run._facts(), run._shown(seen)
     unfinished = shown.status in UNFINISHED
-    where, line = run._goes_on() if unfinished else ("", "")
+    where, line = ("", "") if facts.is_submitted or not unfinished else run._goes_on()
     return RunPage(
         _with_error(shown, run),
         facts={
             "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
             "child of": facts.parent,
-            "fork of": facts.forked_from,
+            "branch of" if facts.base else "fork of": facts.forked_from,
+            "effects": facts.effects,
+            "adopted": facts.superseded and f"{facts.superseded} goes on instead of this run",
             "forked by": facts.forked_by,
             "not stored": facts.secrets,
         },

@@ -13,13 +13,20 @@ own, so that the source may delete the one that it was made at.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise import errors
-from stepwise._checkpoints.checkpoints import Loaded, State, sealed
+from stepwise._checkpoints.checkpoints import (
+    PREFIX,
+    Loaded,
+    State,
+    load_checkpoint,
+    number_of,
+    sealed,
+)
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.viewer import look_into
@@ -50,7 +57,7 @@ from stepwise._journal.summary import (
 from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
-from stepwise._runs.steps import checkpoints_of, known_facts
+from stepwise._runs.steps import known_facts
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.options import check_values
@@ -83,6 +90,7 @@ class Change:
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
     """Write a run that resumes from a point of another run; return the id of the new run."""
     source = ForkedRun(store, seal, run_id)
+    refuse_answered(store, seal, source.facts, "forked")
     new_id = new_id or random_id(source.facts.label)
     check_values("a fork", run_id=new_id)
     taken = facts_of(store, seal, new_id)
@@ -100,6 +108,23 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
         _refuse_messages(source, cut, loaded)
     _write(source, new_id, cut, loaded, change.variables, results)
     return new_id
+
+
+def refuse_answered(store: Store, seal: Seal, facts: records.RunFacts, participle: str) -> None:
+    """Refuse to make side effects after those that a function has answered in a branch.
+
+    Raises:
+        ConfigurationError: the run is such a branch, or a branch of one.
+    """
+    found: records.RunFacts | None = facts
+    while found is not None and found.base:
+        if found.effects.startswith(records.ANSWER):
+            raise errors.ConfigurationError(
+                f"branch {facts.run_id!r} cannot be {participle}: a function answered the side "
+                f"effects of {found.run_id!r}, so that it would go on from what never happened. "
+                f'Branch {found.base!r} with effects="collect"'
+            )
+        found = facts_of(store, seal, found.base)
 
 
 # -- the point at which it resumes ---------------------------------------------------------------
@@ -174,21 +199,23 @@ class ForkedRun:
             step=step,
         )
 
-    def checkpoints(self, cut: int) -> list[Loaded]:
+    def checkpoints(self, cut: int) -> Iterator[Loaded]:
         """Return the checkpoints taken up to a record, the newest first."""
         return _checkpoints(self.store, self.seal, self.facts, cut)
 
 
-def _checkpoints(store: Store, seal: Seal, facts: records.RunFacts, cut: int) -> list[Loaded]:
-    """Return the verified checkpoints up to a record, newest first, also those of a base."""
-    found = (loaded for _, loaded in checkpoints_of(store, seal, facts.run_id) if loaded)
-    verified = [each for each in reversed([*found]) if each.state.journal[0] <= cut]
+def _checkpoints(store: Store, seal: Seal, facts: records.RunFacts, cut: int) -> Iterator[Loaded]:
+    """Yield the verified checkpoints up to a record, newest first, also those of a base."""
+    vault, lowest = Vault(store, seal, facts.run_id), cut
+    for name in reversed(store.names(facts.run_id, PREFIX)):
+        loaded = load_checkpoint(vault, name) if number_of(name) <= cut else None
+        if loaded is not None:
+            lowest = min(lowest, number_of(name))
+            yield loaded
     base = facts_of(store, seal, facts.base) if facts.base else None
-    if base is None:
-        return verified
-    first = next(iter(store.read(facts.run_id)), (cut + 1, b""))[0]
-    own = (each.state.journal[0] for each in verified)
-    return [*verified, *_checkpoints(store, seal, base, min(cut, first - 1, *own, 1 << 62))]
+    if base is not None:
+        first = next(iter(store.read(facts.run_id)), (cut + 1, b""))[0]
+        yield from _checkpoints(store, seal, base, min(lowest, first - 1))
 
 
 def point_of(
@@ -200,13 +227,13 @@ def point_of(
         at = max(results)
     if at is None:
         places = source.checkpoints(source.entries[-1].number)
-        if change.checkpoint:
-            places = [each for each in places if each.name == change.checkpoint]
-        if not places:
+        name = change.checkpoint
+        newest = next((each for each in places if name in ("", each.name)), None)
+        if newest is None:
             raise source.no_step(
                 "the newest checkpoint", "is missing; give the step at which it resumes (at=)"
             )
-        return places[0].state.journal[0], places[0]
+        return newest.state.journal[0], newest
     late = [number for number in results if number > at]
     if late:
         raise source.no_step(late[0], f"comes after step {at}, up to which records are shared")
@@ -223,7 +250,7 @@ def point_of(
             run_id=run_id,
         )
     if change.variables:
-        kept = ", ".join(str(each.state.step) for each in source.checkpoints(1 << 62)[::-1])
+        kept = ", ".join(str(each.state.step) for each in [*source.checkpoints(1 << 62)][::-1])
         raise source.no_step(
             at,
             f"has no checkpoint at or before it whose variables could be changed; there are some "
@@ -273,7 +300,7 @@ def _untaken(source: ForkedRun, cut: int, loaded: Loaded | None) -> list[str]:
         if child and not recorded.answers and facts_of(store, seal, child) is not None:
             below = ForkedRun(store, seal, child)
             end = below.entries[-1].number
-            found += _untaken(below, end, next(iter(below.checkpoints(end)), None))
+            found += _untaken(below, end, next(below.checkpoints(end), None))
     return found
 
 
@@ -354,21 +381,23 @@ def _head(facts: records.RunFacts, new_id: str, parent: str, now: float) -> reco
 
 
 class _Shared(NamedTuple):
-    """The records that the branches of a run at one point share.
+    """What the branches of a run at one point have in common.
 
     Args:
-        entries: the records, as the run has them.
         at: the position behind them, without the amounts that the run has spent.
         checkpoint: the position of the checkpoint in them.
         variables: the names of the variables that the checkpoint has.
+        calls: the calls that each branch may make again.
+        handled: which failures the run handled later.
         begun: when the branches begin, in seconds since 1970.
         summary: of the records; ``None`` if it is not worth keeping.
     """
 
-    entries: list[records.Entry]
     at: Position
     checkpoint: Position
     variables: Collection[str]
+    calls: Sequence[projection.RecordedCall]
+    handled: records.Handled
     begun: float
     summary: Summary | None
 
@@ -397,7 +426,9 @@ def _shared_up_to(source: ForkedRun, cut: int, loaded: Loaded | None) -> _Shared
             effects = opened.effects + isinstance(entries[-1].record, records.ANNOUNCES)
             at = Position(cut, opened.link, effects, sums)
             summary = summary_of([*taken[:-1], (taken[-1][0], at)])
-            return _Shared(entries, at, checkpoint, [*variables], begins.at, summary)
+            handled, calls = _open_calls(source, entries, begins.at)
+            names = [*variables]
+            return _Shared(at, checkpoint, names, calls, handled, begins.at, summary)
         break
     raise errors.CorruptStoreError(
         f"record {cut} of run {facts.run_id!r} is gone, and a branch would begin behind it",
@@ -420,9 +451,9 @@ def share(
         effects: as in :class:`.records.RunFacts`.
     """
     facts, seal = source.facts, source.seal
-    entries, at, checkpoint, known, now, summary = source.shared(cut, loaded)
+    at, checkpoint, known, calls, handled, now, summary = source.shared(cut, loaded)
     payload, changed = _with_changes(facts, loaded, variables, known)
-    handled, again = _open_calls(source, new_id, entries, now, effects)
+    again = _made_again(source, new_id, calls, effects)
     command, cwd, _ = how_started(source.store, seal, facts) or ((), "", "")
     begins = records.Branched(facts.run_id, again, now, this_person(), command, cwd, effects)
     items: list[tuple[records.Record, Data]] = [(begins, b"")]
@@ -543,7 +574,8 @@ def _items(
     """Return the records of the fork, and the new number of each shared record."""
     items: list[tuple[records.Record, Data]] = []
     numbers: dict[int, int] = {}
-    handled, again = _open_calls(source, new_id, shared, now)
+    handled, calls = _open_calls(source, shared, now)
+    again = _made_again(source, new_id, calls)
     if not projection.start_of(shared[:1]):
         items.append((_started(source, None, now), b""))
     for entry in shared:
@@ -561,24 +593,28 @@ def _items(
 
 
 def _open_calls(
-    source: ForkedRun, new_id: str, shared: list[records.Entry], now: float, effects: str = ""
-) -> tuple[records.Handled, dict[str, tuple[str, str]]]:
-    """Return which failures the source handled later, and the calls that the fork may make again.
-
-    Returns:
-        the record about the failures; and the new key and child run of each call that shares none
-        with its source any more, by its number.
-    """
+    source: ForkedRun, shared: list[records.Entry], now: float
+) -> tuple[records.Handled, list[projection.RecordedCall]]:
+    """Return which failures the source handled later, and the calls that a fork may make again."""
     made = {each.step for each in shared if each.call}
     later = projection.handled_in(source.entries[len(shared) :])
     handled = records.Handled(tuple(sorted(later & made)), now)
     known = projection.Calls([*shared, records.Entry(source.entries[-1].number + 1, handled, b"")])
+    return handled, [each for each in known if not (each.answers or each.in_doubt)]
+
+
+def _made_again(
+    source: ForkedRun, new_id: str, calls: Iterable[projection.RecordedCall], effects: str = ""
+) -> dict[str, tuple[str, str]]:
+    """Return the new key and child run of each call that a fork may make again, by its number."""
     again = {}
-    for each in known:
-        call = _call_in_fork(source, new_id, each, effects)
-        if (call.key, call.child) != (each.call.key, each.call.child):
-            again[str(call.number)] = call.key, call.child
-    return handled, again
+    for each in calls:
+        call = each.call
+        child = _fork_child(source, new_id, call.child, effects) if call.child else ""
+        key = key_of(new_id, call) if call.effect else ""
+        if (key, child) != (call.key, call.child):
+            again[str(call.number)] = key, child
+    return again
 
 
 def _started(source: ForkedRun, started: records.Started | None, now: float) -> records.Started:
@@ -598,19 +634,6 @@ def _started(source: ForkedRun, started: records.Started | None, now: float) -> 
     )
 
 
-def _call_in_fork(
-    source: ForkedRun, new_id: str, recorded: projection.RecordedCall, effects: str
-) -> records.Call:
-    """Return a shared call for the fork, under a new key if it will be made again."""
-    call = recorded.call
-    if recorded.answers or recorded.in_doubt:
-        return call
-    child = ""
-    if call.child:
-        child = _fork_child(source, new_id, call.child, effects)
-    return call._replace(key=key_of(new_id, call) if call.effect else "", child=child)
-
-
 def _fork_child(source: ForkedRun, new_id: str, child: str, effects: str) -> str:
     """Fork a child run that has not answered yet; return the id of its fork, empty if not begun."""
     if facts_of(source.store, source.seal, child) is None:
@@ -620,8 +643,7 @@ def _fork_child(source: ForkedRun, new_id: str, child: str, effects: str) -> str
     if not child.startswith(f"{source.facts.run_id}/") or len(name) > 160:
         name = f"{new_id}/{random_id(whole.facts.label)}"
     end = whole.entries[-1].number
-    places = whole.checkpoints(end)
-    loaded = places[0] if places else None
+    loaded = next(whole.checkpoints(end), None)
     if effects:
         share(whole, name, end, loaded, {}, effects, parent=new_id)
     else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepwise import errors
-from stepwise._execution.active_run import cancelled_error, current_scope, live_runs
+from stepwise._execution.active_run import branch_around, cancelled_error, current_scope, live_runs
 from stepwise._execution.waits import Taken
 from stepwise._journal.course import Questions, asked_by
 from stepwise._journal.inbox import Inbox, Message, MessageKind, this_person
@@ -17,7 +17,7 @@ from stepwise._journal.journal import Journal, Position, facts_of, read_entries
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
 from stepwise._journal.projection import Calls, met_messages
-from stepwise._journal.records import ADOPTED, Cancelling, Ended, RunFacts
+from stepwise._journal.records import Cancelling, Ended, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import open_waits
 from stepwise._runs.steps import gone, known_facts, newest_checkpoint
@@ -150,15 +150,18 @@ def send(store: Store, seal: Seal, run_id: str, name: str, value: Any, key: str 
 
 
 def refuse_in_branch(why: str) -> None:
-    """Refuse what the code of a branch does to other runs.
+    """Refuse what the code of a branch does to other runs, in its background and processes, too.
 
     Raises:
         ConfigurationError: the code of a branch does it.
     """
     scope = current_scope()
-    if scope is not None and scope.run.effects not in ("", ADOPTED):
+    branch = branch_around()
+    if scope is not None:
+        branch = scope.run.run_id if scope.run.is_branch else ""
+    if branch:
         raise errors.ConfigurationError(
-            f"run {scope.run.run_id!r} is a branch, and {why}: "
+            f"run {branch!r} is a branch, and {why}: "
             "put the call into a tool with side_effect=True, which effects= of branch() answers"
         )
 
@@ -346,6 +349,7 @@ def cancel(store: Store, seal: Seal, run_id: str, reason: str) -> None:
     facts = _facts(store, seal, run_id)
     if facts.cancelling:
         return
+    refuse_in_branch(f"cancels no run, such as {run_id!r}")
     try:
         lease = Lease(store, run_id).acquire(child=current_scope() is not None)
     except (errors.RunBusyError, errors.RunOwnedError):

@@ -107,6 +107,15 @@ class Question:
         """Answer with no; see :meth:`Run.deny`."""
         self._answer(Decision(False, reason, key))
 
+    @property
+    def _proposed_by(self) -> str:
+        """The branch that has to be adopted before the question can be answered, or empty."""
+        store, seal = self._where
+        top = known_facts(store, seal, self.run_id)
+        while top.parent:
+            top = known_facts(store, seal, top.parent)
+        return top.run_id if top.effects == COLLECT else ""
+
     def _answer(self, said: Decision) -> None:
         store, seal = self._where
         give_answer(store, seal, self.run_id, self.step, self.ticket, said)
@@ -223,13 +232,11 @@ def give_answer(
     if question is None:
         raise _not_asked(store, seal, facts, step, ticket, found)
     facts = facts if question.run_id == run_id else known_facts(store, seal, question.run_id)
-    top = facts
-    while top.parent:
-        top = known_facts(store, seal, top.parent)
-    if top.effects == COLLECT:
+    if question._proposed_by:
         raise ConfigurationError(
-            f"run {top.run_id!r} is a branch, and proposes {question.name}: adopt it first, then "
-            "say yes or no: branch.adopt(), or stepwise adopt " + shell_word(top.run_id)
+            f"run {question._proposed_by!r} is a branch, and proposes {question.name}: adopt it "
+            "first, then say yes or no: branch.adopt(), or stepwise adopt "
+            + shell_word(question._proposed_by)
         )
     signature = _signature(question, said)
     # Only the first answer with a key counts; an unsigned answer must not block the approvers.

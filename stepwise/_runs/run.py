@@ -38,7 +38,7 @@ from stepwise._runs import steps as run_steps
 from stepwise._runs import why as reasons
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
-from stepwise._runs.messages import InboxMessage, cancel, messages_of, send
+from stepwise._runs.messages import InboxMessage, cancel, messages_of, refuse_in_branch, send
 from stepwise._runs.overview import (
     SHOWN,
     Overview,
@@ -688,6 +688,7 @@ class Run:
             ConfigurationError: there is no such variable, or there are signals as above.
             RunConflictError: the run id is taken.
         """
+        refuse_in_branch(f"makes no run, such as a fork of {self.id!r}")
         change = Change(at, locals or {}, results or {}, messages)
         return Run(self.store, fork(self.store, self._seal, self.id, change, run_id))
 
@@ -825,6 +826,7 @@ class Run:
         Raises:
             RunBusyError: the run or one of its child runs is being executed.
         """
+        refuse_in_branch(f"deletes no run, such as {self.id!r}")
         self._delete(ChildRuns(self.store, self._seal))
         erase(self.store)
 
@@ -845,6 +847,7 @@ class Run:
     @contextmanager
     def _journal(self) -> Iterator[tuple[journals.Journal, list[Entry]]]:
         self._facts()  # raises for a missing run, which must not be created here
+        refuse_in_branch(f"changes no run, such as {self.id!r}")
         inside = current_scope() is not None
         with journals.owned_journal(self.store, self._seal, self.id, child=inside) as journal:
             yield journal, journal.load(journals.Position(self._facts().pruned, None))

@@ -9,7 +9,6 @@ from typing import Any
 from stepwise._execution.looking import Request
 from stepwise._journal.journal import place_of_run
 from stepwise._journal.lease import describe_owner
-from stepwise._journal.records import ADOPTED
 from stepwise._runs.run import Run, get_run
 from stepwise._runs.steps import command_to_begin
 from stepwise._runtime import settings
@@ -48,8 +47,7 @@ def environment_for(run: Run) -> dict[str, str]:
     The program of a branch makes no side effect outside of it, either.
     """
     found = {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": with_password(run.store.url)}
-    is_branch = run._facts().effects not in ("", ADOPTED)
-    return {**found, settings.IN_BRANCH: run.id} if is_branch else found
+    return {**found, settings.IN_BRANCH: run.id} if run._facts().is_branch else found
 
 
 def to_debug(run: Run, folder: str, **asked: Any) -> tuple[Request, dict[str, str]]:

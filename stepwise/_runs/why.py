@@ -862,9 +862,10 @@ class _RunReading:
             yield f"stepwise watch {run_id}", "follow it"
         asks = "waiting" in self.seen.statuses or self.seen.course.children
         for question in questions_of(store, seal, self.facts) if asks and not self.depth else ():
-            yes, no = answers_to(question)
-            yield yes, f"say yes to {question.name}: {question.text}"
-            yield no, "say no"
+            yes, *no = answers_to(question)
+            says = "adopt the branch" if question._proposed_by else f"say yes to {question.name}"
+            yield yes, f"{says}: {question.text}"
+            yield from ((each, "say no") for each in no)
         for step in self.seen.in_doubt if status != "running" else ():
             command = f"stepwise resolve {run_id} {step.number}"
             yield f"{command} --landed JSON", f"{step.name} happened, and returned this"

@@ -103,10 +103,10 @@ def works_for_a_run() -> bool:
     """Return whether this worker process was freshly started while a run was in progress."""
     processes = sys.modules.get("multiprocessing.process")
     parent = processes.parent_process() if processes is not None else None
-    return parent is not None and _handed_down().get(_IN_RUN) == parent.pid
+    return parent is not None and handed_down().get(_IN_RUN) == parent.pid
 
 
-def _handed_down() -> dict[str, Any]:
+def handed_down() -> dict[str, Any]:
     """Return the data that this process passes to later ``multiprocessing`` processes."""
     processes = sys.modules.get("multiprocessing.process")
     return processes.current_process()._config if processes is not None else {}
@@ -142,7 +142,7 @@ class Carrier:
         pools = _pools()
         with self._mutex:
             self._users += 1
-            _handed_down()[_IN_RUN] = os.getpid()
+            handed_down()[_IN_RUN] = os.getpid()
             if not self._installed:
                 self._installed = [
                     _Wrapped(threading.Thread, "start", self._start),
@@ -153,7 +153,7 @@ class Carrier:
         with self._mutex:
             self._users -= 1
             if self._users == 0:
-                _handed_down().pop(_IN_RUN, None)
+                handed_down().pop(_IN_RUN, None)
             # Below a wrapper that was installed after ours, our wrapper stays installed but idle.
             if self._users == 0 and all(each.on_top for each in self._installed):
                 for each in self._installed:

@@ -130,8 +130,9 @@ def check_file(path: str, found: os.stat_result) -> None:
             f"{path} is not a file; remove it, or set STEPWISE_KEY to a secret"
         )
     _check(path, found)
-    for folder in dict.fromkeys((os.path.dirname(path), os.path.dirname(os.path.realpath(path)))):
-        check_folder(folder)
+    check_folder(os.path.dirname(path))
+    if os.path.islink(path):
+        check_folder(os.path.dirname(os.path.realpath(path)))
 
 
 def check_folder(folder: str) -> None:

@@ -17,6 +17,7 @@ process does not notify this process, so the lease is polled at growing interval
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import linecache
 import os
@@ -37,6 +38,7 @@ from stepwise._checkpoints.checkpoints import spent_so_far
 from stepwise._execution.active_run import (
     ActiveRun,
     Scope,
+    branch_around,
     current_scope,
     debugged,
     live_runs,
@@ -381,13 +383,20 @@ def open_run(
         opens: Any = _open_to_compare if debugged.compares else _open_for_debugger
         opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
-    facts, recall = recall_run(call, seal)
+    is_expected = call.meant is not None  # as unfinished, so that there is no result yet
+    facts, recall = (None, None) if is_expected else recall_run(call, seal)
     if recall is not None:
         return recall
+    if call.parent is None and branch_around() and not (facts is not None and facts.is_branch):
+        from stepwise._runs.messages import refuse_in_branch  # on use: few processes have branches
+
+        refuse_in_branch(f"begins or resumes no other run, such as {call.run_id!r}")
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
-        if facts is not None or lease.epoch > 1:  # the owner may have completed the run meanwhile
+        if (
+            is_expected or facts is not None or lease.epoch > 1
+        ):  # the owner may have completed the run meanwhile
             facts, recall = recall_run(call, seal)
         if recall is None:
             _check_turn(call)
@@ -628,7 +637,7 @@ def _take_up(
         lease=lease,
         journal=journal,
         facts=facts._replace(codec=call.codec),
-        locator=Locator(function.__code__, Points(node) if node is not None else None),
+        locator=Locator(function.__code__, _points_of(node) if node is not None else None),
         parent=call.parent,
         secrets=secrets,
         budget=callee.budget,
@@ -639,6 +648,9 @@ def _take_up(
     if began is not None:
         active.written([1], began)
     return active, before, is_new
+
+
+_points_of = functools.lru_cache(256)(Points)  # many runs have the same tree
 
 
 def check_key(store: Store, seal: Seal) -> None:

@@ -298,6 +298,8 @@ class Definition:
     @cached
     def code(self) -> str:
         """The fingerprint of the function's code; empty without source."""
+        if self._like is not None and self._like.source is self.source:
+            return self._like.code
         node = self.source.node()
         return rewrite.fingerprint(node) if node is not None else ""
 

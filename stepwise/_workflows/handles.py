@@ -146,7 +146,7 @@ class UnfinishedRun(NamedTuple):
         """
         facts = self.facts
         definition = known_workflow(facts.workflow).definition
-        top = call_again(definition, self.run, {}, on_owned="raise")
+        top = call_again(definition, self.run, {}, facts=facts, on_owned="raise")
         top.meant = facts.__eq__
         return top
 
@@ -239,15 +239,22 @@ def stores_of(known: Iterable[Definition], store: Any = None) -> list[Store]:
 
 
 def call_again(
-    workflow: Definition, run: Run, given: Mapping[str, Any], *, way: str = "", **options: Any
+    workflow: Definition,
+    run: Run,
+    given: Mapping[str, Any],
+    *,
+    way: str = "",
+    facts: RunFacts | None = None,
+    **options: Any,
 ) -> TopLevel:
     """Return the call that started a run, as the call that continues the run.
 
     Args:
+        facts: of the run, if the caller has them.
         given: arguments that replace recorded ones.
         way: see :meth:`stepwise._execution.outcomes.RunInputs.whole`.
     """
-    facts = run._facts()
+    facts = facts or run._facts()
     if facts.parent:
         raise errors.ConfigurationError(
             f"run {run.id!r} is a child run: it resumes when its parent, {facts.parent!r}, does"

@@ -24,7 +24,7 @@ from stepwise._journal.projection import (
     made_again,
     start_of,
 )
-from stepwise._journal.records import ADOPTED, Cancelling, Entry, Resumed, RunFacts
+from stepwise._journal.records import Cancelling, Entry, Resumed, RunFacts
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite import Rewritten, Source, following_line, pending, prefix_fingerprint
@@ -142,7 +142,8 @@ def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) ->
     active.progress = Progress(resumed_from=0)
     active.alive = max(map(_at, entries[-1:]), default=0.0)
     active.inbox.taken = Taken(entries=entries)
-    _take_over_streams(active)
+    if not is_only_submitted(entries):  # else nothing was executed, and nothing said
+        _take_over_streams(active)
     return sum(each.answers for each in active.pool.all)
 
 
@@ -504,8 +505,7 @@ class WorkflowRun(OpenedRun):
         step = active.progress.resumed_from or 0
         code = self._callee.workflow.code
         record_resumed(active, self._told, step, code=code, void=self._void)
-        is_branch = active.effects not in ("", ADOPTED)  # the table of all says what came of it
-        if active.parent is None and not (self._is_first or is_branch):
+        if active.parent is None and not (self._is_first or active.is_branch):  # it has a table
             why = self._why()
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
 

@@ -5,9 +5,10 @@ the lease of the rows, submits the runs of the instants that have come since, an
 The id of a run is made from its instant, so that the process that follows a killed one submits no
 run twice.
 
-A new schedule begins with its next instant, and so does one whose program says something else now:
-instants of the past are not made up for.  If programs of two versions run at the same time, what
-the later one says counts.
+A new schedule begins with its next instant, and one whose program says something else now with
+those of the last minute: instants of the past are not made up for.  While programs of two versions
+run, what the later one says counts.  A lease shows that the program lives; without one, a version
+that died would keep the other from the schedule.
 
 A clock that is set back repeats no instant: the row says that they are over.  A row that is more
 than a day ahead comes from a clock that was wrong, and the schedule goes on from now.
@@ -23,7 +24,7 @@ from typing import Any, Literal
 from stepwise import errors
 from stepwise._execution.process_memory import known_workflows
 from stepwise._journal.journal import facts_of, seal_for
-from stepwise._journal.lease import is_served
+from stepwise._journal.lease import is_served, supervisor_name
 from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows, run_id_of
 from stepwise._runtime import clock, settings
 from stepwise._runtime.messages import count
@@ -81,6 +82,7 @@ class Schedule:
 
     Attributes:
         due: when to look at its row.
+        lease: the name of the lease that shows that a program says so.
     """
 
     due = 0.0
@@ -90,6 +92,7 @@ class Schedule:
         self.instants = _instants(workflow)
         every, zone = workflow.options.every, workflow.options.timezone
         self._text = f"{every} {zone or 'UTC'}" if isinstance(every, str) else str(every)
+        self.lease = supervisor_name(workflow.full_name, self._text)
         self._started = clock.now()
 
     def advance(self, *, look: bool, report: Callable[[str], object]) -> bool:
@@ -176,12 +179,14 @@ class Schedule:
             )
         if row.every == text:
             return row._replace(workflow=ours, last=now if row.last > now + _WRONG else row.last)
-        if self._started < row.stated <= now:
+        theirs = supervisor_name(row.workflow, row.every)
+        if self._started < row.stated <= now and self.rows.store.owner(theirs) is not None:
             raise errors.ConfigurationError(
                 f"a program that was started later says {row.every!r}, and not {text!r}: it is "
                 "left to that program"
             )
-        return row._replace(workflow=ours, every=text, stated=self._started, last=now)
+        last = max(now - _ON_TIME, min(now, row.last))
+        return row._replace(workflow=ours, every=text, stated=self._started, last=last)
 
     def _begin(self, instant: int, *, fired: bool) -> str:
         """Submit the run of an instant, unless that was done; return its id."""
@@ -249,6 +254,10 @@ class Timetable:
     def next(self) -> float:
         """When a schedule is due, in seconds since 1970; infinite without schedules."""
         return min((each.due for each in self._schedules.values()), default=float("inf"))
+
+    def leases(self, url: str) -> set[str]:
+        """Return the names of the leases of the schedules in a store."""
+        return {each.lease for (where, _), each in self._schedules.items() if where == url}
 
     def begin_due(self, *, look: bool = False) -> bool:
         """Submit the runs that are due; return whether there were any.

@@ -69,6 +69,7 @@ def submit(
 ) -> Run:
     """Record a run that is begun later; see :meth:`stepwise.Workflow.submit`."""
     what = f"{workflow.label}.submit()"
+    refuse_in_branch(f"submits no run of {workflow.label!r}")
     refuse_generator(workflow, what)
     check_may_begin(workflow.label)
     _refuse_ambiguous(workflow, instance, args, {"at": at, "run_id": run_id})
@@ -231,7 +232,6 @@ def _submit_once(
     The id follows from the step's idempotency key: a step that was killed before it was recorded
     finds its run, and submits no second one.
     """
-    refuse_in_branch(f"submits no run of {workflow.label!r}")
     if run_id is None:
         key = current_step().idempotency_key.encode()
         run_id = f"{workflow.label}-{hashlib.blake2b(key, digest_size=6).hexdigest()}"

@@ -86,7 +86,7 @@ from stepwise._values.preview import Secrets, error_text, preview
 from stepwise._values.unpickling import loads
 from stepwise._workflows import handles
 from stepwise._workflows.begin import TopLevel, run_of
-from stepwise._workflows.definition import Definition
+from stepwise._workflows.definition import Definition, TakesOptions
 from stepwise._workflows.execute import Recall, record_end_of_process, record_submission
 from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start
 from stepwise._workflows.resume import WorkflowRun
@@ -781,7 +781,7 @@ class Threads:
         except Exception as problem:  # classes of loaded values may raise, too
             error, refused = problem, True
         else:
-            handle: handles.Handle[Any] = handles.Handle(run_of(top.store, top.run_id))
+            handle: handles.Handle[Any] = handles.Handle(job.run.run)
             handles.execute_here(top, handle)
             error, refused = handle._error, not top.opened
         finally:
@@ -834,7 +834,8 @@ class OwnProcess:
 
     def begin(self, job: Underway) -> str:
         """Begin to execute a run; see :class:`Engine`."""
-        process = subprocess.Popen(self._command(job.run.run))  # noqa: S603
+        none = {settings.IN_BRANCH: ""}  # it is in no branch that this process executes
+        process = subprocess.Popen(self._command(job.run.run), env={**os.environ, **none})  # noqa: S603
         self._processes.append(process)
 
         def wait() -> None:
@@ -948,9 +949,12 @@ def stores_for(modules: Sequence[str]) -> list[Store]:
     """
     known = [each.definition for each in known_workflows()]
     for name in modules:
-        held = {getattr(each, "definition", None) for each in vars(sys.modules[name]).values()}
+        # Not by an attribute: the proxies of web frameworks raise outside of a request.
+        held = any(
+            issubclass(type(each), TakesOptions) for each in vars(sys.modules[name]).values()
+        )
         places = (f"{each.function.__module__}." for each in known)
-        if held.isdisjoint(known) and not any(place.startswith(f"{name}.") for place in places):
+        if not held and not any(place.startswith(f"{name}.") for place in places):
             raise errors.ConfigurationError(
                 f"module {name!r} has no workflows: name the modules with functions that are "
                 "decorated with @workflow"
@@ -1152,10 +1156,10 @@ class Supervisor:
         memory.is_executor = True
         settings.suspend_soon(WAIT_HERE)
         self._files.look()
+        self._scan()
         self._begin_scheduled(look=True)
         if self._terms.once:
             self._horizon = clock.now() + _SCAN
-        self._scan()
         if not self._terms.only:
             now, plans = clock.now(), self._plans.values()
             waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
@@ -1169,9 +1173,10 @@ class Supervisor:
             self.looked = time.monotonic()
             self._begin_scheduled()
             self._begin_due()
-            is_due = any(plan.at <= self._horizon for plan in self._plans.values())
-            if self._terms.once and not (self._jobs or self._asked or is_due):
-                break
+            if self._terms.once and not self._has_due():
+                self._draw()  # these runs may have submitted others
+                if not self._has_due():
+                    break
             self._take_news(self._pause(scanned + _SCAN - time.monotonic()))
             set_back = _behind() > behind + _SET_BACK
             if set_back:  # moments by the old clock would come too late
@@ -1187,6 +1192,10 @@ class Supervisor:
                     del self._draws[0]
                     self._draw()
         self._end()
+
+    def _has_due(self) -> bool:
+        is_due = any(plan.at <= self._horizon for plan in self._plans.values())
+        return bool(self._jobs or self._asked or is_due)
 
     def _end(self) -> None:
         """End in order: first what others may take over."""
@@ -1305,6 +1314,7 @@ class Supervisor:
         names = {
             supervisor_name(each.full_name, code) for each in known for code in ("", each.code)
         }
+        names |= self._timetable.leases(store.url)
         for key in ((store.url, name) for name in sorted(names)):
             if key in self._announced and not self._announced[key].is_ours():
                 self._announced.pop(key).release()
@@ -1641,9 +1651,10 @@ class Supervisor:
         ):
             self._say("ended", run, "another process executes it", status="running")
             return
-        backlog = self._backlogs[run.store.url]
-        now = backlog.look_at(run.facts.run_id)
-        status = run.run.status if now is None else now.facts.status
+        now, status = None, "completed"
+        if error is not None or job.lost:
+            now = self._backlogs[run.store.url].look_at(run.facts.run_id)
+            status = run.run.status if now is None else now.facts.status
         self.ends[run.facts.run_id] = "crashed" if status == "running" else status
         waits = now is not None and status == "suspended" and now.facts != run.facts
         if now is None or waits:

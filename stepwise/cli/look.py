@@ -31,6 +31,7 @@ from stepwise._display.terminal import (
     when,
 )
 from stepwise._display.words import cached_text, resume_text, tries_text
+from stepwise._runs.branching import origin_of
 from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
@@ -461,7 +462,8 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     _say("workflow", printable(shown.workflow))
     _say("tags", ", ".join(f"{name}={text}" for name, text in run.tags.items()))
     _say("child of", run.parent or "")
-    _say("fork of", f"{run.forked_from}, made by {run.forked_by}" if run.forked_from else "")
+    for name, text in origin_of(run):
+        _say(name, text)
     length = duration_text(run.duration)
     started = f"{when(shown.created_at)}, updated {when(shown.updated_at)}"
     _say("started", f"{started}{f', took {length}' if length else ''}")
@@ -495,7 +497,7 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
 
 def _say(name: str, *parts: str) -> None:
     if any(parts):
-        cli.say(f"  {name:<8}  ", *parts)
+        cli.say(f"  {name:<9} ", *parts)
 
 
 # -- while it runs -------------------------------------------------------------------------------

@@ -277,8 +277,8 @@ def serve(address: str, stores: Iterable[Store], supervisor: Supervisor) -> str:
         server = make_server(plain or "127.0.0.1", int(port), answer, kind, _Quiet)
     except (ValueError, OSError, OverflowError) as error:
         raise errors.ConfigurationError(
-            f"metrics cannot be served at {address!r}: {error}. Write PORT, or HOST:PORT for other "
-            "machines: 9464, 0.0.0.0:9464, [::]:9464"
+            f"metrics cannot be served at {address!r} ({error}): write PORT, or HOST:PORT for "
+            "other machines: 9464, 0.0.0.0:9464, [::]:9464"
         ) from error
     threading.Thread(target=server.serve_forever, name="stepwise metrics", daemon=True).start()
     return f"http://{host or '127.0.0.1'}:{server.server_port}"

@@ -117,6 +117,8 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _checked(store: Store) -> Store:
+    if any(store is each for each in list(_open.values())):
+        return store
     # Not isinstance(): since Python 3.12, isinstance() ignores the methods that a wrapper delegates
     # to another store with ``__getattr__``.
     missing = [name for name in _METHODS if not hasattr(store, name)]

@@ -54,6 +54,7 @@ Page = list[tuple[Any, R | None]]
 
 
 _PAGES = (1, 32, 1000)  # rows: many readers need only the first
+WHOLE = (4, 32, 1000)  # rows of a journal from its beginning; of many runs these are all
 _WEIGHT = 4_000_000  # bytes in a page of large records
 
 

@@ -47,6 +47,7 @@ from stepwise.stores._process_log import (
 )
 from stepwise.stores._rows import (
     CACHE,
+    WHOLE,
     Page,
     Rows,
     Transaction,
@@ -466,7 +467,10 @@ class DiskStore:
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
         last, in_log = after, self._has_log(run_id)
-        for number, data in self._all(lambda rows, *page: rows.records(run_id, after, *page)):
+        sizes = () if after else (WHOLE,)
+        for number, data in self._all(
+            lambda rows, *page: rows.records(run_id, after, *page), *sizes
+        ):
             yield number, data
             last = number
         while in_log:

@@ -59,6 +59,7 @@ R = TypeVar("R")
 
 _TOGETHER = 16 << 20  # maximum size of a statement, in bytes
 _FIRST_PAGES, _PAGE = (1, 32), 1000  # rows: many readers need only the first
+_WHOLE = (4, 32)  # rows of a journal from its beginning; of many runs these are all
 _WEIGHT = 4_000_000  # bytes after which a page of records ends
 _PAGE_SECONDS = 2.0  # that a page waits for a server that is away
 _RELEASE_SECONDS = 5.0  # to wait for the server when a lease is released
@@ -216,18 +217,22 @@ class PostgresStore:
                 return
             self._to_release[run_id] = epoch
             del self._held[run_id]
-        self._release_all()
+        self._release_all(run_id)
 
-    def _release_all(self) -> None:
+    def _release_all(self, *run_ids: str) -> None:
         try:
-            self._connections.use(self._chores, patience=_RELEASE_SECONDS)
+            self._connections.use(
+                lambda each: self._chores(each, *run_ids), patience=_RELEASE_SECONDS
+            )
         except StoreError:
             self._presence.wake()  # its thread retries
 
-    def _chores(self, connection: Connection) -> None:
-        """Release the leases that could not be released before."""
-        for run_id, epoch in list(self._to_release.items()):
-            known = epoch
+    def _chores(self, connection: Connection, *run_ids: str) -> None:
+        """Release leases: of these runs, or all that could not be released before."""
+        for run_id in run_ids or list(self._to_release):
+            known = epoch = self._to_release.get(run_id)
+            if epoch is None:
+                continue
             if epoch == _UNKNOWN:
                 found = self._look(connection, run_id)
                 if run_id not in self._to_release:  # it may be acquired again, under a new epoch
@@ -478,7 +483,10 @@ class PostgresStore:
             "AND number > $2 ORDER BY number LIMIT $3) AS page "
             f"WHERE weight - octet_length(data) < {_WEIGHT} ORDER BY number"
         )
-        yield from self._pages(lambda *cursor: self._rows(sql, hashed(run_id), *cursor), after)
+        first = _FIRST_PAGES if after else _WHOLE
+        yield from self._pages(
+            lambda *cursor: self._rows(sql, hashed(run_id), *cursor), after, first
+        )
 
     def get(self, run_id: str, name: str) -> bytes | None:
         if not self._settle(run_id):
@@ -628,9 +636,14 @@ class PostgresStore:
             lambda connection: connection.execute(sql, parameters, binary=True).fetchall()
         )
 
-    def _pages(self, page: Callable[[Any, int], list[Any]], cursor: Any) -> Iterator[Any]:
+    def _pages(
+        self,
+        page: Callable[[Any, int], list[Any]],
+        cursor: Any,
+        first: tuple[int, ...] = _FIRST_PAGES,
+    ) -> Iterator[Any]:
         """Yield rows, read page by page; nothing stays open between two pages."""
-        for size in itertools.chain(_FIRST_PAGES, itertools.repeat(_PAGE)):
+        for size in itertools.chain(first, itertools.repeat(_PAGE)):
             found = page(cursor, size)
             yield from found
             if len(found) < size and sum(len(row[-1]) for row in found) < _WEIGHT:

@@ -110,11 +110,12 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
 def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
     facts, spent = run.facts, run.spent
     waits, source = pending(facts), facts.forked_from
+    kind = "branch" if facts.base else "fork"
     notes: list[Content] = [
         tag("span", run.error[:300], cls="error-line") if run.error else "",
         f"waits: {ui.shortened(waits)}" if waits else "",
         f"left to {run.served_by}" if run.served_by else "",
-        ("fork of ", tag("a", source, href=view.at("runs", source))) if source else "",
+        (f"{kind} of ", tag("a", source, href=view.at("runs", source))) if source else "",
         ui.shortened([f"{name}={value}" for name, value in facts.tags.items()]),
     ]
     call = tag(
@@ -225,6 +226,9 @@ def question(view: View, asked: Question, before: str, back: str) -> Markup:
         command = f"stepwise approve {asked.run_id} {asked.step} {asked.ticket} --key FILE"
         forms = tag("p", "An approver has to sign the answer (", signers, "), with the command ",
                     tag("code", command))  # fmt: skip
+    if asked._proposed_by:
+        forms = tag("p", "A branch proposes this call. To make it, adopt the branch first: ",
+                    tag("code", f"stepwise adopt {asked._proposed_by}"))  # fmt: skip
     until = f", until {duration_text(asked.until - view.now)} from now" if asked.until else ""
     return tag(
         "div",
@@ -430,7 +434,8 @@ def schedules_page(view: View, found: Sequence[Mapping[str, Any]], damaged: int)
     rows: list[list[Content]] = []
     for each in found:
         run, status, missed = each["run"], each["status"], each["missed"]
-        link = (badge(status), " ", tag("a", run, href=view.at("runs", run))) if status else ""
+        page = tag("a", run, href=view.at("runs", run))
+        link = tag("span", badge(status), " ", page) if status else ""
         following = when(each["next"]) if each["next"] is not None else ""
         shown = f"{missed:,}" if missed else ""
         rows.append(
@@ -439,7 +444,8 @@ def schedules_page(view: View, found: Sequence[Mapping[str, Any]], damaged: int)
     empty = tag("p", "stepwise up has seen no workflow with every=.", cls="empty")
     lost = f"{count(damaged, 'schedule')} damaged: stepwise up says which" if damaged else ""
     listed = table(heads, rows) if rows else empty
-    return ui.shell(view, "Schedules", tag("h1", "Schedules"), tag("p", lost, cls="note"), listed)
+    return ui.shell(view, "Schedules", tag("h1", "Schedules"),
+                    tag("p", lost, cls="note") if lost else None, listed)  # fmt: skip
 
 
 # -- two runs -------------------------------------------------------------------------------------

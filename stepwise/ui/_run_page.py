@@ -30,7 +30,13 @@ from stepwise._runs.overview import Overview, steps_around
 from stepwise._runs.paths import find, same_value
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
-from stepwise._runs.steps import UNFINISHED, StepRecord, checkpoint_at, newest_checkpoint
+from stepwise._runs.steps import (
+    UNFINISHED,
+    StepRecord,
+    checkpoint_at,
+    command_to_begin,
+    newest_checkpoint,
+)
 from stepwise._runtime.messages import shell_word
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
@@ -300,16 +306,18 @@ def _head(view: View, at: _Moment) -> Markup:
         if at.page.resumed
         else "",
     }
-    parent = at.run.parent
+    parent, facts = at.run.parent, at.run._facts()
+    to_begin = command_to_begin(facts) if facts.is_submitted else ""
     return markup(
         _crumbs(view, tag("code", shown.id)),
         pages.title_of(shown),
         tag(
             "p",
-            ("begun ", ui.moment(view, shown.created_at)),
+            ("submitted " if to_begin else "begun ", ui.moment(view, shown.created_at)),
             (", executed ", shown.owner) if shown.owner else None,
             (", child of ", tag("a", parent, href=view.at("runs", parent))) if parent else None,
             _fork_of(view, at.run),
+            (", begun by ", tag("code", to_begin)) if to_begin else None,
             (", resumes ", at.page.where) if at.page.where else None,
             cls="soft",
         ),
@@ -349,7 +357,7 @@ def _fork_of(view: View, run: Run) -> Content:
         return None
     beside = view.at("compare", a=source_id, b=run.id)
     return (
-        ", fork of ",
+        ", branch of " if run._facts().base else ", fork of ",
         tag("a", source_id, href=view.at("runs", source_id)),
         " (",
         tag("a", "beside each other", href=beside),

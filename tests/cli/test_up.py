@@ -310,6 +310,19 @@ def test_modules_that_cannot_be_used(place, module, words):
         assert first == f'  File "{place}/broken.py", line 3, in <module>'
 
 
+def test_a_module_with_objects_that_raise(place):
+    """The objects in a module are not asked for anything: proxies raise outside of a request."""
+    pathlib.Path("proxies.py").write_text(
+        "import jobs\n"
+        "from jobs import job\n"
+        "class Proxy:\n"
+        "    def __getattr__(self, name):\n"
+        "        raise RuntimeError('outside of a request')\n"
+        "request = Proxy()\n"
+    )
+    assert "0 runs to continue" in up("proxies")
+
+
 def test_another_store(place):
     """``--store`` names the store, whatever the modules configure."""
     pathlib.Path("jobs.py").write_text(

@@ -1075,7 +1075,7 @@ _RECORDED = [
     _mutant(
         "the arguments of a call that was cut off are those of a later call",
         "_journal/journal.py",
-        "self.calls = max(self.calls, *names_beside(self.store, self.run_id).values(), 0)",
+        "self.calls = max(self.calls, *_beside(self.names(INPUTS, FRAMES)).values(), 0)",
         "pass",
         "test_recorded_arguments.py::test_a_call_that_was_cut_off",
     ),

@@ -91,6 +91,17 @@ def test_a_lost_answer_is_looked_up(stores, postgres, proxy, what):
     assert len(list(other.read("run2"))) == 2
 
 
+def test_each_thread_releases_its_own_lease(stores, postgres, monkeypatch):
+    """A release sends nothing for leases that other threads are releasing."""
+    store = stores(postgres)
+    epoch = store.acquire("run", ME)
+    named, chores = [], store._chores
+    monkeypatch.setattr(store, "_chores", lambda at, *ids: named.append(ids) or chores(at, *ids))
+    store.release("run", epoch)
+    assert named == [("run",)]
+    assert store.owner("run") is None
+
+
 def test_a_release_without_a_server_is_made_up_for(stores, postgres, proxy):
     """It raises nothing and does not wait long; the lease is free when the server is back."""
     store, other = stores(proxy.url(postgres)), stores(postgres)

@@ -5,13 +5,14 @@ import contextlib
 import json
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from click.testing import CliRunner
 from harness import python
 
 import stepwise
-from stepwise import Budget, EffectRefusedError, step, tool, workflow
+from stepwise import Budget, EffectRefusedError, cli, step, tool, workflow
 from stepwise._journal.journal import branches_of
 
 calls = []
@@ -377,6 +378,22 @@ def test_collected():
         branch.run.deny(proposal.step, proposal.ticket, "no")
 
 
+def test_the_command_before_the_answer():
+    """Until a branch is adopted, its proposal is shown with the command that adopts it."""
+
+    def told(word, run):
+        return CliRunner().invoke(cli.main, [word, run.id]).output
+
+    run = agent.execute("tides")
+    [branch] = run.branch(at=2, variations=[{"model": "b"}], effects="collect")
+    for word in ("show", "why"):
+        assert f"stepwise adopt {branch.run.id}" in told(word, branch.run)
+        assert "stepwise approve" not in told(word, branch.run)
+    branch.adopt()
+    assert f"stepwise approve {branch.run.id}" in told("show", branch.run)
+    assert f"adopted   {branch.run.id} goes on instead" in told("show", run)
+
+
 def test_what_would_get_out(tmp_path):
     """No side effect gets out of a branch by a child run, a thread, a task or the background."""
 
@@ -437,6 +454,134 @@ def test_what_would_get_out(tmp_path):
         assert (sent(), len(waiting.inbox)) == before, way
     assert len([each for each in stepwise.runs() if each.workflow.endswith(":child")]) <= 4
     old.shutdown()
+
+
+def test_other_runs_stay_as_they_are():
+    """A branch begins, changes, and deletes no other run, nor does code that it leaves behind."""
+
+    @workflow
+    def child(text):
+        return send(text)
+
+    @workflow
+    def waits():
+        return stepwise.wait_for("news")
+
+    def in_background(act):
+        with stepwise.background():
+            return act()
+
+    def in_thread(act):
+        ended = Future()
+
+        def target():
+            try:
+                ended.set_result(act())
+            except BaseException as error:
+                ended.set_exception(error)
+
+        threading.Thread(target=target).start()
+        return ended.result()
+
+    old = ThreadPoolExecutor()
+    old.submit(int).result()
+
+    def in_job(act):
+        return old.submit(act).result()
+
+    acts = {
+        "call": lambda: child("tides"),
+        "start": lambda: child.start("tides").result(),
+        "submit": lambda: child.submit("tides"),
+        "send": lambda: stepwise.get_run("waits").send("news", 1),
+        "cancel": lambda: stepwise.get_run("waits").cancel(),
+        "delete": lambda: stepwise.get_run("ended").delete(),
+        "fork": lambda: stepwise.get_run("ended").fork(0),
+        "forget": lambda: stepwise.get_run("ended").forget(1),
+        "compensate": lambda: stepwise.get_run("ended").compensate(),
+    }
+    ways = {
+        "here": lambda act: act(),
+        "in the background": in_background,
+        "in a thread there": lambda act: in_background(lambda: in_thread(act)),
+        "in a job there": lambda act: in_background(lambda: in_job(act)),
+    }
+
+    @workflow(name="steers")
+    def many(act, way):
+        think(act)
+        return ways[way](acts[act]) if act else None
+
+    with stepwise_suspends(), pytest.raises(stepwise.RunSuspended):
+        waits.options(run_id="waits")()
+    child.options(run_id="ended")("moons")
+    run = many.options(run_id="base").execute("", "")
+    calls.clear()
+    before = {each.id: len(each.steps) for each in stepwise.runs()}
+    branches = run.branch(variations=[{"act": act, "way": way} for act in acts for way in ways])
+    old.shutdown()
+    assert [each.variation for each in branches if each.run.status == "completed"] == []
+    assert sent() == []
+    own = {each.run.id for each in branches}
+    rest = [each for each in stepwise.runs() if each.id not in own and each.parent not in own]
+    assert {each.id: len(each.steps) for each in rest} == before
+    assert stepwise.get_run("waits").inbox == []
+    with stepwise.background():
+        child("moons")
+    assert sent() == ["moons"]  # once branch() has returned
+
+
+PROCESSES = """
+import multiprocessing, subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
+import stepwise
+from stepwise import step, tool, workflow
+
+@step
+def think(way):
+    return way
+
+@tool(side_effect=True)
+def send(text):
+    with open("log", "a") as file:
+        print("SENT", text, file=file)
+
+@workflow
+def child(text):
+    send(text)
+
+def in_pool(method, act):
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(act, "pool").result()
+
+@workflow
+def agent(way):
+    think(way)
+    kind, _, text = way.partition(" ")
+    if kind == "program":
+        subprocess.run([sys.executable, "-c", f"import program; program.{text}"], check=True)
+    elif kind:
+        in_pool(kind, {"send": send, "child": child}[text])
+
+if __name__ == "__main__":
+    in_pool("forkserver", len)  # the server starts before the branches
+    run = agent.execute("")
+    ways = [f"{kind} send" for kind in ("fork", "spawn", "forkserver")]
+    ways += ["spawn child", "forkserver child"]
+    ways += ["program send('x')", "program child('x')", "program child.submit('x')"]
+    for branch in run.branch(variations=[{"way": way} for way in ways], max_workers=2):
+        print(branch.run.status)
+    print(len(stepwise.runs()))
+"""
+
+
+def test_processes_of_a_branch_make_no_side_effects(tmp_path):
+    """Worker processes and programs that a branch starts make no side effect, and begin no run."""
+    (tmp_path / "program.py").write_text(PROCESSES, encoding="utf-8")
+    done = python("program.py", cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
+    assert done.stdout.split() == [*["failed"] * 8, "9"], done.stderr
+    assert not (tmp_path / "log").exists()
 
 
 @contextlib.contextmanager
@@ -600,16 +745,73 @@ def test_adopted():
     assert sent() == ["about c 2 about c 1 about a 0 about tides"]
     assert result[0] == f"sent {sent()[0]}"
     assert two.run.verify().ok
-    with pytest.raises(stepwise.ConfigurationError, match="adopted already"):
+    two.adopt()
+    assert two.run.result == result
+
+
+@pytest.mark.parametrize("step", ["owned_journal", "Adopted", "branches_of"])
+def test_adopting_is_finished_when_asked_again(step, monkeypatch):
+    """Stopped in the middle, adopt() called again does the rest; no other branch is adopted."""
+    run = agent.execute("tides")
+    one, two, three = run.branch(at=2, variations=3, effects="collect")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(f"stepwise._runs.branching.{step}", stopped)
         two.adopt()
+    if step != "owned_journal":
+        with pytest.raises(stepwise.ConfigurationError, match=two.run.id):
+            one.adopt()
+    two.adopt()
+    assert [each.run.status for each in (one, two, three)] == [
+        "cancelled",
+        "suspended",
+        "cancelled",
+    ]
+    with pytest.raises(stepwise.ConfigurationError, match="cancelled"):
+        three.adopt()
+    with pytest.raises(stepwise.RunConflictError, match=two.run.id):
+        agent.options(run_id=run.id)("tides")
+
+
+@pytest.mark.parametrize("effects", ["refuse", "collect"])
+def test_a_cancelled_branch_ends_without_the_side_effects_of_its_clean_up(effects):
+    """A clean-up that would make a side effect ends there, in child runs too; nobody is asked."""
+
+    @workflow(name=f"tidy-{effects}")
+    def child(text):
+        try:
+            return send(text)
+        finally:
+            send("child tidied")
+
+    @workflow(name=f"tidies-{effects}")
+    def tidies(text):
+        think(text)
+        try:
+            return child(text)
+        finally:
+            send("tidied")
+
+    run = tidies.options(run_id="tidies").execute("tides")
+    calls.clear()
+    one, two = run.branch(at=1, variations=2, effects=effects)
+    two.adopt()
+    assert one.run.status == "cancelled"
+    assert two.run.status != "cancelled"
+    assert sent() == []
 
 
 def test_what_cannot_be_adopted():
-    """A branch whose side effects a function answered is not adopted; nor is another run."""
+    """What a function answered is not adopted, nor forked, nor what goes on from it."""
     run = agent.execute("tides")
     [branch] = run.branch(at=2, effects=answer)
-    with pytest.raises(stepwise.ConfigurationError, match="never happened"):
-        branch.adopt()
+    [two] = branch.run.branch(effects="collect")
+    for each in (branch.adopt, two.adopt, branch.run.fork, two.run.fork):
+        with pytest.raises(stepwise.ConfigurationError, match="never happened"):
+            each()
     with pytest.raises(stepwise.ConfigurationError, match="no branch"):
         stepwise.RunBranch(run, {}).adopt()
 

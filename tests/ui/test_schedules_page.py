@@ -1,4 +1,4 @@
-"""The page of schedules."""
+"""The page of schedules, and of a run that has not begun."""
 
 from datetime import timedelta
 
@@ -11,7 +11,9 @@ from stepwise.stores import Batch, open_store
 
 def test_the_page_of_schedules(page):
     """The page lists what the command lists, and says how many rows are damaged."""
-    assert "stepwise up has seen no workflow with every=" in page.get("/schedules")
+    empty = page.get("/schedules")
+    assert "stepwise up has seen no workflow with every=" in empty
+    assert 'class="note"' not in empty
 
     @workflow(every=timedelta(hours=1))
     def report():
@@ -34,3 +36,18 @@ def test_the_page_of_schedules(page):
         "1 schedule damaged",
     ):
         assert shown in text
+
+
+def test_the_page_of_a_submitted_run(page):
+    """A run that has not begun is shown as submitted, with the command that begins it."""
+
+    @workflow
+    def later():
+        return 1
+
+    run = later.submit(run_id="later")
+    text = page.get(f"/runs/{run.id}")
+    assert "submitted" in text
+    assert "begun by" in text
+    assert "stepwise up" in text
+    assert "resumes" not in text

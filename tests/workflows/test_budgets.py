@@ -693,7 +693,8 @@ def test_spent_in_words():
     """Money, tokens, steps and seconds in words; zeros are left out."""
     assert str(Spent(usd=1234.5, tokens=12000, steps=1)) == "$1,234.50, 12,000 tokens, 1 step"
     assert str(Spent(usd=0.00012, at_least=True)) == "at least $0.00012"
-    assert str(Spent(steps=2, saved={"usd": 3.0})) == "2 steps; resuming saved $3.00"
+    saved = {"usd": 3.0, "tokens": 4500.0}
+    assert str(Spent(steps=2, saved=saved)) == "2 steps; resuming saved $3.00, 4,500 tokens"
 
 
 def test_a_run_in_progress_shows_what_it_spent():

@@ -135,7 +135,7 @@ def test_a_clock_that_is_wrong_for_a_while(moment):
 
 
 def test_an_edited_schedule(moment):
-    """An edited schedule makes up for nothing, and the program that was started last counts."""
+    """An edited schedule makes up for nothing, and the live program that started last counts."""
     before = Process(moment, hourly("all"))
     before.look(0)
     before.look(1)
@@ -148,7 +148,8 @@ def test_an_edited_schedule(moment):
     after = Process(moment, report)
     after.look(2.75)
     after.look(3.5)
-    before.look(4)
+    with Lease(default(), supervisor_name(report.full_name, "30 * * * * UTC")).acquire():
+        before.look(4)
     assert "a program that was started later says '30 * * * * UTC'" in before.said[0][1]
     assert begun("report") == [1, 3.5]
 
@@ -157,9 +158,22 @@ def test_a_program_that_is_put_back(moment):
     """If an older program is started again, what it says counts."""
     test_an_edited_schedule(moment)
     process = Process(moment, hourly("all"))
-    process.look(4)
+    process.look(4.5)
     process.look(5)
     assert begun("report") == [1, 3.5, 5]
+
+
+def test_a_later_program_that_died(moment):
+    """When the later program has died, the older one begins the instants since the last minute."""
+    before = Process(moment, hourly("all"))
+    before.look(0)
+    moment[0] = BEGIN + 1800
+    after = Process(moment, workflow(name="report", every="30 * * * *")(lambda: None))
+    after.look(0.5)
+    after.look(1.5)
+    before.look(3.01)
+    before.look(4)
+    assert begun("report") == [1.5, 3, 4]
 
 
 def test_pausing(moment):

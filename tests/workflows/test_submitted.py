@@ -12,8 +12,10 @@ import pytest
 from harness import python
 
 import stepwise
+from stepwise import _rewrite as rewrite
 from stepwise import step, workflow
 from stepwise._journal.journal import open_head, seal_for
+from stepwise._runtime import settings
 from stepwise._workflows import submitted
 from stepwise._workflows import up as module
 from stepwise._workflows.up import RunOutput, Supervisor, Terms
@@ -25,6 +27,7 @@ HOUR = dt.timedelta(hours=1)
 gates = {}
 executed = {"now": 0, "most": 0}
 mutex = threading.Lock()
+EXCHANGES = "acquire", "release", "owner", "write", "read", "get", "names", "head", "marks"
 
 
 @step
@@ -36,6 +39,11 @@ def work(name):
 @workflow
 def job(name):
     return work(name)
+
+
+@workflow
+def empty():
+    pass
 
 
 @workflow
@@ -536,6 +544,34 @@ def test_looking_does_not_cost_more_with_many(monkeypatch):
     assert opened(15) == opened(300) == 30
 
 
+def _counted(store, method, asked, *given, **named):
+    asked.append(method)
+    return method(store, *given, **named)
+
+
+def exchanges(monkeypatch, number):
+    """Return how often a supervisor asks the store, and looks at the code, for so many runs."""
+    for _ in range(number):
+        empty.submit()
+    kind, asked, hashed = type(open_store(settings.store())), [], []
+    with monkeypatch.context() as patch:
+        for name in EXCHANGES:
+            method = getattr(kind, name)
+            patch.setattr(kind, name, functools.partialmethod(_counted, method, asked))
+        fingerprint = rewrite.fingerprint
+        patch.setattr(rewrite, "fingerprint", lambda node: hashed.append(1) or fingerprint(node))
+        once()
+    return len(asked), len(hashed)
+
+
+def test_what_is_known_is_not_asked_again(monkeypatch):
+    """To begin, execute and end a submitted run takes 13 exchanges with its store."""
+    exchanges(monkeypatch, 1)
+    (few, before), (many, after) = (exchanges(monkeypatch, number) for number in (2, 12))
+    assert many - few <= 13 * 10
+    assert before == after == 0
+
+
 # -- inside a run --------------------------------------------------------------------------------
 
 
@@ -590,6 +626,14 @@ def test_two_equal_submissions_in_a_run():
     first, second = twice("a")
     assert first != second
     assert len(stepwise.runs(job)) == 2
+
+
+def test_once_begins_what_its_runs_submit(monkeypatch):
+    """With ``--once``, what its runs submit begins too, even if the bell does not ring for it."""
+    monkeypatch.setattr(submitted, "_ring", lambda *_: None)
+    submitting.submit("a")
+    once()
+    assert done == ["a"]
 
 
 # -- turns ---------------------------------------------------------------------------------------

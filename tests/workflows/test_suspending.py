@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import pickle
 import sys
@@ -659,3 +660,42 @@ def test_a_node_of_a_graph_cannot_wait():
         GraphExecutor(None, CheckpointManager("memory:")).execute(Graph([node]), "goal")
     )
     assert "workflow's own code" in str(done)
+
+
+def test_a_clean_up_waits_for_its_answer(monkeypatch):
+    """The clean-up of a cancelled run waits for a person, and does not try to suspend again."""
+    made, waits = [], threading.Event()
+
+    @tool(side_effect=True, approve=True)
+    def pay(amount):
+        made.append(amount)
+
+    @workflow(name="tidies", run_id="tidies")
+    def tidies():
+        try:
+            pay(1)
+        finally:
+            pay(2)
+
+    def approve():
+        assert waits.wait(60)
+        question = run.questions[-1]
+        run.approve(question.step, question.ticket)
+
+    suspends(tidies)
+    run = stepwise.get_run("tidies")
+    run.cancel()
+    seconds = []
+
+    def asked(active):
+        seconds.append(suspension.seconds_to_suspension(active))
+        waits.set()
+        return seconds[-1]
+
+    monkeypatch.setattr("stepwise._calls.waiting.seconds_to_suspension", asked)
+    with ThreadPoolExecutor() as pool:
+        job = pool.submit(approve)
+        with pytest.raises(stepwise.RunCancelled):
+            tidies()
+        job.result()
+    assert (made, min(seconds)) == ([2], math.inf)
