@@ -74,6 +74,8 @@ class _Coded(Lenient):
             return join(b"V", [string(cls.__qualname__)])  # no cached call makes other steps
         elif cls is types.FunctionType:
             return self.code(value)
+        elif cls.__module__ == "random":
+            self.untold = self.untold or "a random generator is among its values"
         elif cls is _CachedFunction:
             return self.encode(value.__wrapped__)
         return join(b"V", [super().object(value), *self._methods(cls)])

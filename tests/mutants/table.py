@@ -1228,8 +1228,8 @@ _CACHE = [
     _mutant(
         "the code of an argument's class counts for nothing",
         "_identity/coded.py",
-        'return join(b"V", [encoded, *self._methods(cls)])',
-        "return encoded",
+        'return join(b"V", [super().object(value), *self._methods(cls)])',
+        "return super().object(value)",
         "test_cached.py::test_edits_are_other_calls",
     ),
     _mutant(
