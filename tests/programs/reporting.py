@@ -7,6 +7,7 @@ whether a report fails.
 import asyncio
 import contextlib
 import functools
+import inspect
 import io
 import itertools
 import logging
@@ -474,9 +475,20 @@ _OURS = os.path.dirname(stepwise.__file__) + os.sep
 
 
 def _can_fail(frame, event, argument):
-    """Whether it is a call that stepwise makes: inside of others, locks would stay locked."""
+    """Whether it is a call that stepwise makes: inside of others, locks would stay locked.
+
+    What the garbage collector calls meanwhile (``__del__``, the end of a generator) is no part of a
+    report, and an error of it reaches nobody.
+    """
     if event == "c_call" and argument.__name__ in ("__exit__", "release"):
         return False
+    if event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR:
+        return False
+    above = frame
+    while above is not None and above.f_code is not _GUARD:
+        if above.f_code.co_name == "__del__":
+            return False
+        above = above.f_back
     caller = {"call": frame.f_back, "c_call": frame}.get(event)
     return caller is not None and caller.f_code.co_filename.startswith(_OURS)
 

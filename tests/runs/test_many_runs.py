@@ -298,7 +298,8 @@ def test_child_runs_are_found_by_the_journal(store, opened, monkeypatch):
     opened.clear()
     monkeypatch.setattr(children.journals, "children_of", None)  # which would look at all of them
     parent.delete()
-    assert len(opened) < 30
+    assert all(parent.id in each for each in opened)
+    assert len(opened) < 40  # once for branches that share their records, once to delete them
     assert not {parent.id, child.id} & {each.id for each in stepwise.runs()}
 
 

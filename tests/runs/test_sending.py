@@ -27,7 +27,7 @@ from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
-from stepwise._journal.records import Outcome, Refused, Suspended, Waiting
+from stepwise._journal.records import Outcome, Refused, RunWait, Suspended, Waiting
 from stepwise._runs import messages as sending
 from stepwise._values import data as schemas
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
@@ -274,7 +274,7 @@ def test_a_value_that_does_not_fit(run, record, suspended):
 
     The waits of a suspended run are known from its head.
     """
-    waits = ((50, "signal", "paid", None, 1.0, ""),)
+    waits = (RunWait(50, "signal", "paid", None, 1.0),)
     more = [Suspended(waits)] if suspended else []
     facts = {"status": "suspended", "waits": waits} if suspended else {}
     record(waits_for("paid", SCHEMA), *more, **facts)
