@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from stepwise import errors
+from stepwise._calls.branching import BranchCall
 from stepwise._calls.compensation import compensate
 from stepwise._calls.driver import drive
 from stepwise._display import render
 from stepwise._execution.active_run import current_scope, live_runs
-from stepwise._execution.budget import Spent
+from stepwise._execution.budget import Budget, Spent
 from stepwise._execution.outcomes import load_inputs
 from stepwise._execution.process_memory import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
@@ -36,6 +37,7 @@ from stepwise._matching.pool import key_of
 from stepwise._runs import questions
 from stepwise._runs import steps as run_steps
 from stepwise._runs import why as reasons
+from stepwise._runs.branching import RunBranches
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, refuse_in_branch, send
@@ -64,11 +66,6 @@ from stepwise._runtime.messages import count, fold, shell_word
 from stepwise._values.codec import Codec
 from stepwise.stores import Head, Owner, Store, open_store
 from stepwise.stores.base import Words
-
-if TYPE_CHECKING:
-    from stepwise._calls.branching import BranchCall
-    from stepwise._execution.budget import Budget
-    from stepwise._runs.branching import RunBranches
 
 # -- run ------------------------------------------------------------------------------------------
 

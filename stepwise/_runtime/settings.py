@@ -49,12 +49,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Union
+from typing import Any, Literal, Union
 
+from stepwise._runtime.retention import Retain
 from stepwise.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from stepwise._runtime.retention import Retain
 
 Cache = Union[Literal["dev"], timedelta, None]
 """Which results answer equal calls of other runs: those of development, or up to an age."""
