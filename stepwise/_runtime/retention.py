@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass
+from typing import Any
 
 from stepwise._runtime.facts import public
 from stepwise.errors import ConfigurationError
 
 
 @public
-@dataclass(frozen=True)
 class Retain:
     """What ``stepwise up`` keeps of the runs in a store; see ``configure(retain=...)``.
 
@@ -27,19 +26,15 @@ class Retain:
         ConfigurationError: an argument is invalid, or nothing is limited.
     """
 
-    age: float | dt.timedelta | None = None
-    runs: int | None = None
-    bytes: int | None = None
-    streams: float | dt.timedelta | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).copy().items():
-            seconds = value.total_seconds() if isinstance(value, dt.timedelta) else value
-            allowed, least, meaning = _ALLOWED[name]
-            good = isinstance(seconds, allowed) and not isinstance(seconds, bool)
-            if value is not None and not (good and seconds >= least):
-                raise ConfigurationError(f"Retain({name}={value!r}): it must be {meaning}")
-            object.__setattr__(self, name, seconds)
+    def __init__(
+        self,
+        age: float | dt.timedelta | None = None,
+        runs: int | None = None,
+        bytes: int | None = None,  # noqa: A002
+        streams: float | dt.timedelta | None = None,
+    ) -> None:
+        self.age, self.streams = _amount("age", age), _amount("streams", streams)
+        self.runs, self.bytes = _amount("runs", runs), _amount("bytes", bytes)
         if self.age is self.runs is self.bytes is self.streams is None:
             raise ConfigurationError(
                 "Retain() deletes nothing: give it age=, runs=, bytes= or streams="
@@ -49,3 +44,12 @@ class Retain:
 _SECONDS = (int, float), 0, "seconds, 0 or more, or a timedelta"
 _NUMBER = (int,), 1, "a number, 1 or more"
 _ALLOWED = {"age": _SECONDS, "runs": _NUMBER, "bytes": _NUMBER, "streams": _SECONDS}
+
+
+def _amount(name: str, value: Any) -> Any:
+    amount = value.total_seconds() if isinstance(value, dt.timedelta) else value
+    allowed, least, meaning = _ALLOWED[name]
+    good = isinstance(amount, allowed) and not isinstance(amount, bool)
+    if value is not None and not (good and amount >= least):
+        raise ConfigurationError(f"Retain({name}={value!r}): it must be {meaning}")
+    return amount

@@ -291,7 +291,7 @@ def test_the_server():
     assert found[("stepwise_up_slots",)] == 3
     assert found[("stepwise_up_slots_in_use",)] == 0
     for wrong in ("x", "nowhere.invalid:80", url.rpartition(":")[2], "99999"):
-        with pytest.raises(ConfigurationError, match=r"Write PORT, or HOST:PORT"):
+        with pytest.raises(ConfigurationError, match=r"write PORT, or HOST:PORT"):
             prometheus.serve(wrong, [store()], supervisor)
 
 

@@ -41,7 +41,7 @@ OURS = {
     "_rewrite": "ahead bound_once build frame positions scope source transform",
     "_runtime": (
         "asyncio_state clock events facts forks interrupts limits messages "
-        "options retries settings store_urls tracing"
+        "options retention retries settings store_urls tracing"
     ),
     "_values": "codec data digest preview reducers trees unpickling",
     "_workflows": "begin cancelling definition execute frame outlook resume workflow",

@@ -10,6 +10,7 @@ from harness import python
 
 import stepwise
 from stepwise import step, workflow
+from stepwise._execution import process_memory
 from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal, Position, facts_of, seal_for
 from stepwise._journal.lease import Lease
@@ -47,9 +48,12 @@ async def ajob(name):
 
 
 @pytest.fixture(autouse=True)
-def nothing_done():
+def nothing_done(monkeypatch):
     done.clear()
     broken.clear()
+    # A supervisor serves all workflows of its process: schedules of other tests, too.
+    mine = {name: held for name, held in process_memory._known.items() if name[0] == __name__}
+    monkeypatch.setattr(process_memory, "_known", mine)
 
 
 def cut_off(name):
