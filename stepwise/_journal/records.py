@@ -156,7 +156,7 @@ class Branched(NamedTuple):
 
 
 REFUSE, COLLECT, ANSWER, ADOPTED = "refuse", "collect", "answer ", "adopted"
-"""What a branch does with side effects; see :class:`RunFacts`."""
+"""The policy of a branch for side effects; see :class:`RunFacts`."""
 
 
 class Adopted(NamedTuple):

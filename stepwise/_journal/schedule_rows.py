@@ -26,7 +26,7 @@ SCHEDULES = "schedules:"
 
 
 class ScheduleRow(NamedTuple):
-    """What is known of a schedule; moments are seconds since 1970.
+    """The recorded facts of a schedule; moments are seconds since 1970.
 
     Args:
         name: of the schedule and its workflow.

@@ -150,7 +150,7 @@ class RunBranch:
 
     @property
     def result(self) -> Any:
-        """What the branch returned; ``None`` if it has not completed."""
+        """The result of the branch; ``None`` if it has not completed."""
         return self.run.result
 
     @property

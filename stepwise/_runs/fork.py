@@ -381,7 +381,7 @@ def _head(facts: records.RunFacts, new_id: str, parent: str, now: float) -> reco
 
 
 class _Shared(NamedTuple):
-    """What the branches of a run at one point have in common.
+    """The common ground of the branches of a run at one point.
 
     Args:
         at: the position behind them, without the amounts that the run has spent.

@@ -1,4 +1,4 @@
-"""What a store keeps of ended runs, as ``configure(retain=...)`` says, and idle limits.
+"""The retention of ended runs in a store, as ``configure(retain=...)`` says, and idle limits.
 
 A *pass* begins at the oldest run.  It deletes one run after another, as ``stepwise prune`` does,
 each with its child runs, and rests in between so that no run is delayed.  A process that is killed

@@ -21,7 +21,7 @@ from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Store, open_store
 
 Action = Literal["pause", "resume", "fire", "forget"]
-"""What somebody can do to a schedule; see ``stepwise schedules --help``."""
+"""The actions on a schedule; see ``stepwise schedules --help``."""
 
 _LATE = 60.0  # seconds after its next instant, when a schedule is one that nobody has
 

@@ -11,7 +11,7 @@ from stepwise.errors import ConfigurationError
 
 @public
 class Retain:
-    """What ``stepwise up`` keeps of the runs in a store; see ``configure(retain=...)``.
+    """The limits up to which ``stepwise up`` keeps ended runs; see ``configure(retain=...)``.
 
     Completed and cancelled runs are deleted with their child runs, the oldest first, as ``stepwise
     prune`` does.  All other runs stay, and count.

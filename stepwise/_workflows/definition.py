@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Start = Literal["same", "unfinished", "new"]
 """The run that a call from outside of any run means; see :mod:`stepwise._workflows.begin`."""
 Missed = Literal["skip", "once", "all"]
-"""What becomes of the instants of a schedule at which no ``stepwise up`` was there."""
+"""The rule for instants of a schedule at which no ``stepwise up`` was there."""
 
 
 class Options:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from harness import python
+from supervised import SECONDS, Staying, once, supervisor, until
 
 import stepwise
 from stepwise import _rewrite as rewrite
@@ -18,11 +19,9 @@ from stepwise._journal.journal import open_head, seal_for
 from stepwise._runtime import settings
 from stepwise._workflows import submitted
 from stepwise._workflows import up as module
-from stepwise._workflows.up import RunOutput, Supervisor, Terms
 from stepwise.stores import open_store
 
 done = []
-SECONDS = 60
 HOUR = dt.timedelta(hours=1)
 gates = {}
 executed = {"now": 0, "most": 0}
@@ -148,48 +147,6 @@ def nothing_done():
     loads[:] = [True]
     executed.update(now=0, most=0)
     submitted._rung.clear()
-
-
-def supervisor(**terms):
-    said = []
-    store = open_store(stepwise.runs()[0].store)
-    return Supervisor([store], Terms(**terms), said.append, RunOutput()), said
-
-
-def once(**terms):
-    made, said = supervisor(once=True, **terms)
-    with made._here._output:
-        made.run()
-    return said
-
-
-class Staying:
-    """A supervisor in a thread, while the block lasts."""
-
-    def __init__(self, **terms):
-        self.made, self.said = supervisor(**terms)
-        self._thread = threading.Thread(target=self._work)
-
-    def _work(self):
-        with self.made._here._output:
-            self.made.run()
-
-    def __enter__(self):
-        self._thread.start()
-        until(lambda: self.said)  # it has looked at everything
-        return self
-
-    def __exit__(self, *exception):
-        self.made.stop()
-        self._thread.join(SECONDS)
-        assert not self._thread.is_alive()
-
-
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 # -- submitting ----------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 import asyncio
 import collections
-import threading
 import time
 
 import pytest
 from harness import python
+from supervised import Staying, once, supervisor, until
 
 import stepwise
 from stepwise import step, workflow
@@ -19,11 +19,9 @@ from stepwise._journal.summary import course_of, deaths_of
 from stepwise._runs.messages import deliver
 from stepwise._workflows import up as module
 from stepwise._workflows.handles import Backlog, UnfinishedRun
-from stepwise._workflows.up import RunOutput, Supervisor, Terms
 from stepwise.stores import open_store
 
 done = []
-SECONDS = 60
 
 
 @step
@@ -99,49 +97,6 @@ def a_signal(name, ticket=""):
 def post(run_id, kind, name="", value=b"1"):
     run = stepwise.get_run(run_id)
     deliver(run.store, run._seal, run._facts(), kind, name, value)
-
-
-def supervisor(**terms):
-    """A supervisor of the default store, and what it reported."""
-    said = []
-    store = open_store(stepwise.get_run(stepwise.runs()[0].id).store)
-    return Supervisor([store], Terms(**terms), said.append, RunOutput()), said
-
-
-def once(**terms):
-    made, said = supervisor(once=True, **terms)
-    with made._here._output:
-        made.run()
-    return said
-
-
-class Staying:
-    """A supervisor in a thread, while the block lasts."""
-
-    def __init__(self, **terms):
-        self.made, self.said = supervisor(**terms)
-        self._thread = threading.Thread(target=self._work)
-
-    def _work(self):
-        with self.made._here._output:
-            self.made.run()
-
-    def __enter__(self):
-        self._thread.start()
-        until(lambda: self.said)  # it has looked at everything
-        return self
-
-    def __exit__(self, *exception):
-        self.made.stop()
-        self._thread.join(SECONDS)
-        assert not self._thread.is_alive()
-
-
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 # -- what is due -----------------------------------------------------------------------------------
