@@ -26,7 +26,6 @@ from stepwise._calls.waiting import check_may_wait
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Origin
 from stepwise._journal.course import Asked
-from stepwise._journal.journal import facts_of
 from stepwise._journal.records import ADOPTED, ANSWER, COLLECT, REFUSE, Call
 from stepwise._matching.pool import Match, Verdict
 from stepwise._runtime.facts import NamedTuple, public
@@ -193,14 +192,3 @@ class ProposedCall(ApprovedCall):
 
     def _look(self, active: ActiveRun, asked: Asked) -> Result | None:
         return super()._look(active, asked) if active.effects == ADOPTED else None
-
-
-def top_policy(store: Any, seal: Any, facts: Any) -> str:
-    """Return what happens to the side effects of a run, which a child run has from its parents."""
-    while facts.parent:
-        above = facts_of(store, seal, facts.parent)
-        if above is None:
-            break
-        facts = above
-    policy: str = facts.effects
-    return policy

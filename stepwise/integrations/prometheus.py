@@ -57,7 +57,7 @@ _STATUSES = (
 
 
 class ProcessMetrics:
-    """What this process does, counted from its events."""
+    """The counters of this process, made from its events."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, namespace="stepwise", registry=registry)
