@@ -86,6 +86,11 @@ def _word(text: str) -> str:
     return f"\n{text}\n"
 
 
+def _searched(seal: Seal, texts: Iterable[str]) -> list[list[str]]:
+    """Return texts as a store searches for them: each in every form that a key may have given."""
+    return [[*map(_word, seal.indexes(each))] for each in texts]
+
+
 def _words_of(facts: records.RunFacts) -> list[str]:
     names = dict.fromkeys((facts.workflow, facts.label))
     tags = [f"tag {name}={text}" for name, text in facts.tags.items()]
@@ -99,7 +104,7 @@ def is_listed(store: Store, seal: Seal, run_id: str) -> bool:
     facts = open_head(seal, head) if head is not None and head.run_id == run_id else None
     if head is None or facts is None:
         return False
-    words = [[*map(_word, seal.indexes(each))] for each in _words_of(facts)]
+    words = _searched(seal, _words_of(facts))
     return not hasattr(store, "newest_heads") or has_words(head, words)
 
 
@@ -118,7 +123,7 @@ def words_for(
     wanted = [_OF + workflow] if workflow is not None else []
     wanted += [f"status {status}"] if status is not None else []
     wanted += [f"tag {name}={text}" for name, text in tags.items()]
-    return [[*map(_word, seal.indexes(each))] for each in wanted]
+    return _searched(seal, wanted)
 
 
 def open_head(seal: Seal, head: Head) -> records.RunFacts | None:
@@ -201,7 +206,7 @@ def branches_of(store: Store, seal: Seal, run_id: str) -> list[str]:
     """Return the ids of the branches that share records of a run."""
     if store.get(run_id, SHARED) is None:
         return []  # else the heads of all runs are searched
-    words = [[*map(_word, seal.indexes(f"{_BASE}{run_id}"))]]
+    words = _searched(seal, [f"{_BASE}{run_id}"])
     newest = getattr(store, "newest_heads", None)
     found = list(newest(words=words) if newest is not None else store.heads())
     opened = (open_head(seal, each) or facts_of(store, seal, each.run_id) for each in found)
@@ -464,6 +469,11 @@ def read_entries(
             yield entry
 
 
+def entries_of(store: Store, seal: Seal, facts: records.RunFacts) -> Iterator[records.Entry]:
+    """Yield the records of a run that verify, from the first one that was not pruned on."""
+    return read_entries(store, seal, facts.run_id, Position(facts.pruned, None))
+
+
 def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
     """Return whether the journal reaches this position, with the same record there."""
     for number, data, name in rows_of(store, seal, run_id, at.last - 1):
@@ -648,9 +658,6 @@ def is_another_history(
     except DamagedError:
         return False
     return link[:8] != marked.link
-
-
-# -- journal --------------------------------------------------------------------------------------
 
 
 # -- doing ----------------------------------------------------------------------------------------

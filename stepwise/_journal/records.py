@@ -22,8 +22,7 @@ from stepwise.errors import StoreError
 StepStatus = Literal["completed", "failed", "cancelled"]
 WaitKind = Literal["time", "signal", "approval", "limit", "start"]
 
-_NOTHING: Mapping[str, str] = {}
-_NO_USAGE: Mapping[str, Any] = {}
+_NOTHING: Mapping[str, Any] = {}
 
 WAITS = "stepwise"
 """The module name of the calls that wait."""
@@ -344,7 +343,7 @@ class Suspended(NamedTuple):
     waits: tuple[Any, ...]
     seen: int = 0
     at: float = 0.0
-    rest: Mapping[str, float] = _NO_USAGE
+    rest: Mapping[str, float] = _NOTHING
 
 
 class Cancelling(NamedTuple):
@@ -398,11 +397,11 @@ class Outcome(NamedTuple):
     at: float = 0.0
     state: tuple[str, ...] = ()
     awaited: str = ""
-    usage: Mapping[str, Any] = _NO_USAGE
+    usage: Mapping[str, Any] = _NOTHING
     message: int = 0
-    spent: Mapping[str, float] = _NO_USAGE
+    spent: Mapping[str, float] = _NOTHING
     tries: tuple[Any, ...] = ()
-    cached: Mapping[str, Any] = _NO_USAGE
+    cached: Mapping[str, Any] = _NOTHING
 
 
 class AttemptFailed(NamedTuple):
@@ -443,7 +442,7 @@ class Settled(NamedTuple):
     preview: str = ""
     form: str | None = None
     at: float = 0.0
-    spent: Mapping[str, float] = _NO_USAGE
+    spent: Mapping[str, float] = _NOTHING
     by: str = ""
 
 
@@ -557,7 +556,7 @@ class Ended(NamedTuple):
     preview: str = ""
     form: str | None = None
     at: float = 0.0
-    rest: Mapping[str, float] = _NO_USAGE
+    rest: Mapping[str, float] = _NOTHING
     again: str = ""
 
     @property
@@ -584,7 +583,7 @@ class Interrupted(NamedTuple):
     why: str = ""
     at: float = 0.0
     decided: bool = True
-    rest: Mapping[str, float] = _NO_USAGE
+    rest: Mapping[str, float] = _NOTHING
 
 
 Record = (
@@ -846,12 +845,6 @@ def from_header(header: list[Any]) -> Record:
     return record
 
 
-def with_form(record: Any, form: str | None) -> Record:
-    """Return a record whose payload has another form."""
-    changed: Record = record._replace(form=form)
-    return changed
-
-
 def to_fields(record: Record) -> dict[str, Any]:
     """Return the record as a readable dictionary, without fields at their default value."""
     fields = _unusual(record)
@@ -882,7 +875,6 @@ def _unusual(facts: Any) -> dict[str, Any]:
 # -- spending -------------------------------------------------------------------------------------
 
 
-_NO_AMOUNTS: Mapping[str, Any] = {}
 _NO_STEP: Mapping[str, float] = {"steps": 0}
 
 
@@ -939,11 +931,11 @@ def uncounted(record: Record) -> Record:
     if isinstance(record, Outcome):
         return record._replace(spent=_NO_STEP)
     if isinstance(record, Settled):
-        return record._replace(spent=_NO_AMOUNTS)
+        return record._replace(spent=_NOTHING)
     if isinstance(record, Resumed):
         return record._replace(unknown=False)
     if isinstance(record, (Ended, Interrupted, Suspended)):
-        return record._replace(rest=_NO_AMOUNTS)
+        return record._replace(rest=_NOTHING)
     return record
 
 

@@ -27,6 +27,7 @@ processors with SHA instructions, and the algorithm is missing where FIPS rules.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -262,14 +263,12 @@ def _mac(key: bytes, identity: str, *parts: bytes | memoryview) -> bytes:
     return mac.digest()
 
 
+@functools.cache
 def _begun_with(key: bytes) -> hmac.HMAC:
     """Return a MAC without data: OpenSSL's object, which ``hmac.HMAC`` would wrap in Python."""
-    found = _begun.get(key)
-    if found is None:
-        mac = hmac.new(key, digestmod="sha256")
-        inner: hmac.HMAC | None = getattr(mac, "_hmac", None)  # it has the same methods
-        found = _begun[key] = inner or mac
-    return found
+    mac = hmac.new(key, digestmod="sha256")
+    inner: hmac.HMAC | None = getattr(mac, "_hmac", None)  # it has the same methods
+    return inner or mac
 
 
 def _digested(view: memoryview) -> tuple[memoryview, bytes]:
@@ -284,20 +283,14 @@ def _named(identity: str) -> bytes:
     return _BACK.pack(len(text)) + text
 
 
+@functools.cache
 def _key_id(key: bytes) -> bytes:
-    found = _key_ids.get(key)
-    if found is None:
-        found = _key_ids[key] = hashlib.sha256(b"stepwise key id" + key).digest()[:8]
-    return found
+    return hashlib.sha256(b"stepwise key id" + key).digest()[:8]
 
 
 def _is_nearly(key_id: bytes, found: bytes) -> bool:
     """Return whether half of the bytes are equal, which never happens with another key."""
     return sum(a == b for a, b in zip(key_id, found, strict=True)) >= len(key_id) // 2
-
-
-_key_ids: dict[bytes, bytes] = {}
-_begun: dict[bytes, hmac.HMAC] = {}  # by key: a MAC without data
 
 
 # -- the key -------------------------------------------------------------------------------------
@@ -324,8 +317,10 @@ def load_seal() -> Seal:
         return Seal((*map(_from_text, parts), *of_a_file), settings.encrypt())
     path = os.path.join(settings.home(), "key")
     try:
-        keys = _from_file_if_any(path)
-        if not keys:  # outside of the except block, whose exception would show up in later ones
+        keys: tuple[bytes, ...] = ()
+        with contextlib.suppress(FileNotFoundError):
+            keys = _from_file(path)
+        if not keys:
             _make(path)
             keys = _from_file(path)
     except OSError as error:
@@ -355,13 +350,6 @@ def _from_file(path: str) -> tuple[bytes, ...]:
             "from a backup; without it the runs in the store cannot be verified"
         )
     return (*keys, *map(_from_text, lines))  # also for records that STEPWISE_KEY has signed
-
-
-def _from_file_if_any(path: str) -> tuple[bytes, ...]:
-    try:
-        return _from_file(path)
-    except FileNotFoundError:
-        return ()
 
 
 def _make(path: str) -> None:

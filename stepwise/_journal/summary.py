@@ -44,12 +44,6 @@ class _NotFollowedError(Exception):
     """A record that changes the known state of earlier calls."""
 
 
-def _new_course(**facts: Any) -> Course:
-    from stepwise._journal.course import Course  # imported on use: short runs have no summary
-
-    return Course(**facts)
-
-
 class Summary(Projection):
     """Running totals of a run's records, up to a position.
 
@@ -62,26 +56,21 @@ class Summary(Projection):
         course: the attempts of the run.
     """
 
-    def __init__(
-        self,
-        position: list[Any] | None = None,
-        calls: list[list[int]] | None = None,
-        others: dict[int, str] | None = None,
-        unclear: list[list[Any]] | None = None,
-        course: Course | None = None,
-    ) -> None:
-        self.position: list[Any] = [0, "", 0] if position is None else position
-        self.calls = [] if calls is None else calls
-        self.others = {} if others is None else others
-        self.unclear = [] if unclear is None else unclear
-        self.course = _new_course() if course is None else course
+    def __init__(self, others: Any = (), course: Any = (), **facts: Any) -> None:
+        from stepwise._journal.course import Course  # imported on use: short runs have no summary
+
+        self.position: list[Any] = [0, "", 0]
+        self.calls: list[list[int]] = []
+        self.others: dict[int, str] = dict(others)
+        self.unclear: list[list[Any]] = []
+        self.course = Course(**dict(course))
+        vars(self).update(facts)
 
     @property
     def start(self) -> journals.Position:
         """The journal position that the summary covers."""
-        return (
-            journals.Position.from_kept(self.position) if self.position[0] else journals.Position()
-        )
+        at = journals.Position
+        return at.from_kept(self.position) if self.position[0] else at()
 
     @property
     def total(self) -> int:
@@ -190,19 +179,14 @@ def spent_facts(sums: records.Sums, course: Course) -> tuple[Any, ...]:
     return *told, answered, int(cached)
 
 
-def _from_header(header: dict[str, Any]) -> Summary:
-    facts = {**header, "others": dict(header["others"]), "course": _new_course(**header["course"])}
-    return Summary(**facts)
-
-
 def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:
     """Return the stored summary, or ``None`` if it is missing or does not verify."""
     data = store.get(run_id, NAME)
     if data is None:
         return None
     try:
-        return _from_header(seal.open(named(NAME, run_id), data).header)
-    except (DamagedError, TypeError, KeyError):
+        return Summary(**seal.open(named(NAME, run_id), data).header)
+    except (DamagedError, TypeError):
         return None
 
 
@@ -240,10 +224,8 @@ def course_of(store: Store, seal: Seal, facts: records.RunFacts) -> Course:
     summary = kept_summary(store, seal, facts.run_id)
     if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
         return summary.course
-    course = _new_course()
-    for entry in journals.read_entries(
-        store, seal, facts.run_id, journals.Position(facts.pruned, None)
-    ):
+    course = Summary().course
+    for entry in journals.entries_of(store, seal, facts):
         course.take(entry)
     return course
 
@@ -272,9 +254,7 @@ def open_waits(store: Store, seal: Seal, facts: records.RunFacts) -> list[Record
         found = [call for call in Calls(followed[0]) if call.wait]
         if len(found) == list(summary.others.values()).count("waiting"):
             return found
-    entries = journals.read_entries(
-        store, seal, facts.run_id, journals.Position(facts.pruned, None)
-    )
+    entries = journals.entries_of(store, seal, facts)
     return [call for call in Calls(entries) if call.wait]
 
 
@@ -297,20 +277,7 @@ def with_unclear(
     return Calls([*earlier, *entries], flags)
 
 
-def sealed_summary(
-    seal: Seal, run_id: str, entries: Iterable[tuple[records.Entry, journals.Position]]
-) -> dict[str, Data]:
-    """Return the sealed summary of a run's first records, by its name.
-
-    Return an empty dictionary if the summary is not worth keeping.
-    """
-    summary = summary_of(entries)
-    return sealed_as(seal, run_id, summary) if summary is not None else {}
-
-
-def summary_of(
-    entries: Iterable[tuple[records.Entry, journals.Position]],
-) -> Summary | None:
+def summary_of(entries: Iterable[tuple[records.Entry, journals.Position]]) -> Summary | None:
     """Return the summary of a run's first records, or ``None`` if it is not worth keeping."""
     summary, effects, at = Summary(), [], journals.Position()
     try:
@@ -325,8 +292,10 @@ def summary_of(
     return summary if at.last >= EVERY and summary.is_small() else None
 
 
-def sealed_as(seal: Seal, run_id: str, summary: Summary) -> dict[str, Data]:
-    """Return a summary as the sealed object of a run, by its name."""
+def sealed_summary(seal: Seal, run_id: str, summary: Summary | None) -> dict[str, Data]:
+    """Return a summary as the sealed object of a run, by its name; empty if there is none."""
+    if summary is None:
+        return {}
     return {NAME: seal.close(named(NAME, run_id), summary.header())[0]}
 
 
@@ -507,13 +476,7 @@ def deaths_of(store: Store, seal: Seal, facts: records.RunFacts, code: str = "")
     attempts, stuck = course.deaths_with(code)
     waits = False
     if stuck > 1:  # child runs may have made progress
-        calls = [
-            *Calls(
-                journals.read_entries(
-                    store, seal, facts.run_id, journals.Position(facts.pruned, None)
-                )
-            )
-        ]
+        calls = [*Calls(journals.entries_of(store, seal, facts))]
         children = [each.call.child for each in calls if each.status == "open"]
         known = [journals.facts_of(store, seal, child) for child in children if child]
         theirs = [deaths_of(store, seal, each) for each in known if each is not None]

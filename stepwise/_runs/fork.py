@@ -50,7 +50,6 @@ from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._journal.summary import (
     Summary,
     how_started,
-    sealed_as,
     sealed_summary,
     summary_of,
 )
@@ -328,7 +327,8 @@ def _write(
 
     def beside(positions: list[Position]) -> dict[str, Data]:
         entries = [records.Entry(n, record, b"") for n, (record, _) in enumerate(items, 1)]
-        objects = sealed_summary(source.seal, new_id, zip(entries, positions[1:], strict=True))
+        summary = summary_of(zip(entries, positions[1:], strict=True))
+        objects = sealed_summary(source.seal, new_id, summary)
         objects |= _beside_calls(source, new_id, shared, numbers)
         if loaded is None:
             return objects
@@ -465,8 +465,8 @@ def share(
 
     def beside(_: list[Position]) -> dict[str, Data]:
         objects = _versions(source, new_id)
-        if summary is not None and not again:
-            objects |= sealed_as(seal, new_id, summary)
+        if not again:
+            objects |= sealed_summary(seal, new_id, summary)
         if loaded is not None:
             state = loaded.state._replace(
                 journal=checkpoint.kept(),

@@ -13,7 +13,7 @@ from stepwise._execution.active_run import branch_around, cancelled_error, curre
 from stepwise._execution.waits import Taken
 from stepwise._journal.course import Questions, asked_by
 from stepwise._journal.inbox import Inbox, Message, MessageKind, this_person
-from stepwise._journal.journal import Journal, Position, facts_of, read_entries
+from stepwise._journal.journal import Journal, Position, entries_of, facts_of
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
 from stepwise._journal.projection import Calls, met_messages
@@ -70,7 +70,7 @@ def messages_of(store: Store, seal: Seal, facts: RunFacts) -> list[InboxMessage]
     found = inbox.look(tolerant=True)
     if not found:
         return []
-    met = met_messages(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))
+    met = met_messages(entries_of(store, seal, facts))
     if facts.pruned:  # a checkpoint knows which messages the pruned records took
         newest = newest_checkpoint(store, seal, facts.run_id)
         taken = Taken(newest.state.taken if newest is not None else {})
@@ -89,7 +89,7 @@ def untaken(store: Store, seal: Seal, run_id: str, taken: Taken) -> list[str]:
 
 def unacted(store: Store, seal: Seal, facts: RunFacts) -> list[str]:
     """Return the messages, answers included, on which a run has not acted yet, as text."""
-    entries = [*read_entries(store, seal, facts.run_id, Position(facts.pruned, None))]
+    entries = [*entries_of(store, seal, facts)]
     kept = {each.number for each in messages_of(store, seal, facts) if each.status == "kept"}
     asked = Questions(entries)
     tickets = {asked.asked[number].waiting.ticket for number in asked.open}

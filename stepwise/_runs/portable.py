@@ -19,7 +19,7 @@ from typing import Any
 from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.viewer import view
 from stepwise._journal.journal import place_of_run
-from stepwise._journal.records import Entry, RunFacts, from_fields, to_fields, with_form
+from stepwise._journal.records import Entry, RunFacts, from_fields, to_fields
 from stepwise._journal.versions import RecordedVersion
 from stepwise._runs.replica import Replica, Variables
 from stepwise._runs.run import Run
@@ -374,16 +374,17 @@ def _replica(data: Mapping[str, Any]) -> Replica:
 def _entry(fields: Mapping[str, Any]) -> Entry:
     given = {**fields}
     number, content = given.pop("entry"), given.pop("content", {})
-    record, payload = from_fields(given), b""
+    record: Any = from_fields(given)
+    payload = b""
     if "value" in content:
         encoded = encode(content["value"])
-        payload, record = bytes(encoded.data), with_form(record, encoded.form)
+        payload, record = bytes(encoded.data), record._replace(form=encoded.form)
     elif "json" in content:
         payload = json.dumps(content["json"]).encode()
     elif "pickle" in content:
         payload = base64.b64decode(content["pickle"])
     elif _LEFT_OUT in content:
-        record = with_form(record, _LEFT_OUT)
+        record = record._replace(form=_LEFT_OUT)
     return Entry(number, record, payload)
 
 

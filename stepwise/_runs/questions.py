@@ -15,7 +15,7 @@ from stepwise._execution.outcomes import settled
 from stepwise._journal import signatures
 from stepwise._journal.course import Asked, Questions, Stop, open_questions, stops_in
 from stepwise._journal.inbox import Inbox, Message, this_person
-from stepwise._journal.journal import Journal, Position, facts_of, read_entries
+from stepwise._journal.journal import Journal, entries_of, facts_of
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
 from stepwise._journal.records import COLLECT, Entry, Forgotten, Record, Resumed, Ruled, RunFacts
 from stepwise._journal.seal import Seal
@@ -139,7 +139,7 @@ class Question:
 
 def questions_of(store: Store, seal: Seal, facts: RunFacts) -> list[Question]:
     """Return the open questions of a run and its child runs."""
-    entries = _entries(store, seal, facts)
+    entries = [*entries_of(store, seal, facts)]
     asked = open_questions(entries, facts)
     given = _answers(store, seal, facts, asked) if asked else {}
     found = [
@@ -297,7 +297,7 @@ def _not_asked(
     known, last = _last_asked(store, seal, facts, step)
     wanted = ticket or (last.waiting.ticket if last is not None else "")
     number = last.waiting.call.number if last is not None else 0
-    questions = Questions(_entries(store, seal, known))
+    questions = Questions(entries_of(store, seal, known))
     given = _answers(store, seal, known, questions.asked.values()).get(wanted)
     instead = questions.instead.get(number)
     if given is not None:
@@ -332,7 +332,7 @@ def _last_asked(
     store: Store, seal: Seal, facts: RunFacts, step: int | str
 ) -> tuple[RunFacts, Asked | None]:
     """Return the last question of a step, in the run or a child run, and the facts of that run."""
-    entries = _entries(store, seal, facts)
+    entries = [*entries_of(store, seal, facts)]
     asked = Questions(entries).asked
     of_step = [n for n, each in asked.items() if _is_of(step, n, each.waiting.call.name)]
     if of_step:
@@ -341,10 +341,6 @@ def _last_asked(
         _last_asked(store, seal, each, step) for each in _unfinished_children(store, seal, entries)
     )
     return next((each for each in below if each[1] is not None), (facts, None))
-
-
-def _entries(store: Store, seal: Seal, facts: RunFacts) -> list[Entry]:
-    return [*read_entries(store, seal, facts.run_id, Position(facts.pruned, None))]
 
 
 def _named(question: Question) -> str:

@@ -22,7 +22,7 @@ from stepwise._journal.journal import (
     seal_for,
 )
 from stepwise._journal.projection import as_made
-from stepwise._journal.records import Entry, RunFacts, with_form
+from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise._runs.fork import whole_records
@@ -158,9 +158,10 @@ def in_memory(replica: Replica, workflow: str, function: Callable[..., Any]) -> 
 
 def _begun_with(first: Entry, function: Callable[..., Any], given: RunInputs) -> Entry:
     """Return the record of the beginning with arguments that a file held."""
+    record: Any = first.record
     values, missing = {**given.values}, dict.fromkeys(given.missing)
     instance = values.pop(given.method, None)
     payload, form, _ = record_inputs(
         Codec(), function, {**missing, **values}, given.method, instance, missing
     )
-    return first._replace(record=with_form(first.record, form), payload=bytes(payload))
+    return first._replace(record=record._replace(form=form), payload=bytes(payload))

@@ -273,8 +273,7 @@ class Run:
     # -- history ---------------------------------------------------------------------------------
 
     def _entries(self) -> Iterator[Entry]:
-        start = journals.Position(self._facts().pruned, None)
-        return journals.read_entries(self.store, self._seal, self.id, start)
+        return journals.entries_of(self.store, self._seal, self._facts())
 
     @property
     def steps(self) -> list[run_steps.StepRecord]:

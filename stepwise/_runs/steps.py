@@ -26,11 +26,11 @@ from stepwise._identity.identity import shown_part, shown_parts
 from stepwise._journal.course import Course, Stop, stops_in
 from stepwise._journal.journal import (
     Position,
+    entries_of,
     facts_of,
     is_ready,
     place_of_run,
     read,
-    read_entries,
     read_one,
 )
 from stepwise._journal.projection import Calls, Places
@@ -704,7 +704,7 @@ def each_step(
     """
     place = store, seal, facts.run_id
     if places is None:
-        places = Places(read_entries(*place, Position(facts.pruned, None)))
+        places = Places(entries_of(store, seal, facts))
     return _steps(place, places, _Entries(*place, facts.pruned).get, doubtful)
 
 

@@ -41,7 +41,7 @@ from typing import Any, get_args
 
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
-from stepwise._journal.journal import Position, newest_mark, open_head, read_entries, seal_for
+from stepwise._journal.journal import entries_of, newest_mark, open_head, seal_for
 from stepwise._journal.lease import describe_owner, supervisor_name
 from stepwise._journal.log import Bell
 from stepwise._journal.records import Entry, RunFacts
@@ -581,10 +581,9 @@ def _by_model(reader: RunReader, each: Listed, spent: Spent, until: float) -> It
         until: what is not read by then has a row of its own.
     """
     found: dict[str, Spent] = {}
-    place, remaining = (reader.store, reader.seal, each.facts.run_id), _NO_MODEL
-    start = Position(each.facts.pruned, None)
+    remaining, entries = _NO_MODEL, entries_of(reader.store, reader.seal, each.facts)
     with contextlib.suppress(StepwiseError, RunStopped):
-        for entry in read_entries(*place, start) if spent.tokens else ():
+        for entry in entries if spent.tokens else ():
             if entry.number % _OFTEN == 0 and time.monotonic() > until:
                 remaining = _UNREAD
                 break
