@@ -341,29 +341,22 @@ def sealed(
     run_id: str,
     loaded: Loaded,
     state: State,
-    records: Mapping[int, int] | Sequence[int],
     payload: bytes,
 ) -> dict[str, Data]:
     """Return a checkpoint for another run, with the chunks that it needs, by their names.
 
+    The records to which it refers have the same numbers in that run.
+
     Args:
         state: the new state, made from the state of ``loaded``.
-        records: the numbers of records in the other run, by their numbers in this run.
     """
     needs, links, put = Needs.of(loaded.state.needs), [], {}
-    lowest = [records[number] for number in needs.records]
     for number in needs.all_chunks:
         chunk = loaded.vault.chunk(number)
         assert chunk is not None
-        chunk = chunk._replace(records=[records[each] for each in chunk.records])
-        lowest += chunk.records
         put[chunk_name(number)], link = chunk.seal(seal, run_id, number)
         links.append(link)
-    needs = needs._replace(
-        records=lowest[: len(needs.records)],
-        links=digest_of(links),
-        lowest=min(lowest, default=0),
-    )
+    needs = needs._replace(links=digest_of(links))
     name = _name(state)
     header = state._replace(needs=needs.header()).header()
     put[name] = seal.close(named(name, run_id), header, payload)[0]

@@ -504,6 +504,16 @@ def end_of_step(entries: Iterable[records.Entry], number: int) -> int:
     return number
 
 
+def without_gaps(entries: Iterable[records.Entry]) -> Iterator[records.Entry]:
+    """Yield the records, and an empty record for each one that is lost between them."""
+    number = 0
+    for entry in entries:
+        for missing in range(number + 1, entry.number) if number else ():
+            yield records.Entry(missing, records.Handled(()), b"")
+        number = entry.number
+        yield entry
+
+
 def as_made(entries: Iterable[records.Entry]) -> Iterator[records.Entry]:
     """Yield the records as if one attempt had made all calls, each with its last outcome.
 
@@ -512,10 +522,8 @@ def as_made(entries: Iterable[records.Entry]) -> Iterator[records.Entry]:
     outcomes.
     """
     calls, number, at = Calls(), 0, 0.0
-    for entry in entries:
+    for entry in without_gaps(entries):
         record = entry.record
-        for missing in range(number + 1, entry.number) if number else ():
-            yield records.Entry(missing, records.Handled((), at), b"")
         number, at = entry.number, getattr(record, "at", at)
         made = entry
         if isinstance(record, records.AttemptFailed):

@@ -10,7 +10,7 @@ resumed run and a reader know the sums without reading the records, pruned ones 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from stepwise._runtime.facts import NamedTuple
@@ -939,18 +939,14 @@ def uncounted(record: Record) -> Record:
     return record
 
 
-def in_fork(
-    record: Record, payload: bytes, again: Mapping[str, Sequence[str]]
-) -> tuple[Record, bytes]:
-    """Return a record of another run as a fork has it.
+def shared_entry(entry: Entry, branched: Branched) -> Entry:
+    """Return a record of another run as a fork or a branch has it.
 
-    The fork pays for nothing that it shares, undoes none of it, and asks its own questions.
-
-    Args:
-        again: as in :class:`Branched`.
+    The new run pays for nothing that it shares, undoes none of it, and asks its own questions.
     """
+    _, record, payload = entry
     if isinstance(record, _STATES):
-        renewed = again.get(str(record.call.number)) if again else None
+        renewed = branched.again.get(str(record.call.number))
         if renewed is not None:
             key, child = renewed
             record = record._replace(call=record.call._replace(key=key, child=child))
@@ -958,13 +954,7 @@ def in_fork(
             record, payload = record._replace(form=None), b""
         if isinstance(record, Waiting) and record.kind == "approval":
             record, payload = record._replace(ticket="", digest="", form=None), b""
-    return uncounted(record), payload
-
-
-def shared_entry(entry: Entry, branched: Branched) -> Entry:
-    """Return a record that a branch shares, as the branch has it."""
-    record = entry.record
-    if isinstance(record, Started):
+    elif isinstance(record, Started):
         record = record._replace(
             at=branched.at,
             forked_from=branched.base,
@@ -975,8 +965,8 @@ def shared_entry(entry: Entry, branched: Branched) -> Entry:
             trace=_NOTHING,
         )
     elif isinstance(record, (Suspended, Cancelling)):
-        record = Handled((), record.at)  # what was to end its base does not concern the branch
-    return Entry(entry.number, *in_fork(record, entry.payload, branched.again))
+        record = Handled((), record.at)  # what was to end its base does not concern the new run
+    return Entry(entry.number, uncounted(record), payload)
 
 
 def plus(before: Sums, more: Mapping[str, Any]) -> Sums:

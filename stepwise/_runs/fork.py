@@ -1,6 +1,7 @@
 """A fork: a new run that resumes from a point of another run, with other variables or results.
 
-The records up to that point are copied, and sealed again for the new run; later records are not.
+The records up to that point are copied under their numbers, and sealed again for the new run;
+later records are not.
 Completed steps are thus not repeated, and either run can be deleted without harm to the other.
 Side effects that the fork makes itself get new idempotency keys.  Only the source can undo the
 shared side effects.
@@ -13,7 +14,7 @@ own, so that the source may delete the one that it was made at.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -319,48 +320,67 @@ def _write(
     shared = [each for each in source.entries if each.number <= cut]
     known = look_into(loaded) if loaded is not None and variables else ()
     payload, changed = _with_changes(facts, loaded, variables, known)
-    items, numbers = _items(source, new_id, shared, results, now)
-    head = _head(facts, new_id, parent, now)._replace(
-        end=numbers.get(facts.end, 0) if parent else 0,
-        pruned=1 if facts.pruned else 0,  # the record of its beginning is written again
-    )
+    entries = _copied(source, new_id, shared, results, now)
+    first = entries[0].number - 1
+    head = _head(source, new_id, parent, now, cut)
 
     def beside(positions: list[Position]) -> dict[str, Data]:
-        entries = [records.Entry(n, record, b"") for n, (record, _) in enumerate(items, 1)]
         summary = summary_of(zip(entries, positions[1:], strict=True))
         objects = sealed_summary(source.seal, new_id, summary)
-        objects |= _beside_calls(source, new_id, shared, numbers)
-        if loaded is None:
-            return objects
-        state = loaded.state
-        last = max((new for old, new in numbers.items() if old <= state.journal[0]), default=1)
-        at = positions[last]
-        state = state._replace(
-            journal=at.kept(),
-            unused=[
-                [numbers[origin], numbers[end], *flags] for origin, end, *flags in state.unused
-            ],
-            changed=changed,
-            before=None if state.before is None else "",  # the only checkpoint
-            said=(),  # the streams of the fork begin with what it says itself
-        )
-        return {**objects, **sealed(source.seal, new_id, loaded, state, numbers, payload)}
+        objects |= _beside_calls(source, new_id, shared)
+        if loaded is not None:
+            last = shared[-1].number if shared else first + 1
+            at = positions[min(loaded.state.journal[0], last) - first]
+            objects |= _checkpoint_in(source, new_id, loaded, at, changed, payload)
+        return objects
 
-    with owned_journal(source.store, source.seal, new_id) as journal:
-        _copy_inbox(source, new_id)
+    items = [(each.record, each.payload) for each in entries]
+    _begin(source, new_id, Position(first, None), items, beside, head)
+
+
+def _begin(
+    source: ForkedRun,
+    new_id: str,
+    at: Position,
+    items: Iterable[tuple[records.Record, Data]],
+    beside: Callable[[list[Position]], dict[str, Data]],
+    head: records.RunFacts,
+) -> None:
+    """Write the first records of a new run, behind a position, and the objects beside them.
+
+    The messages are copied first, or the run would wait for a message that was already sent.
+    """
+    store, seal = source.store, source.seal
+    with owned_journal(store, seal, new_id) as journal:
+        Inbox(store, seal, source.facts.run_id).copy_to(Inbox(store, seal, new_id))
+        journal.load(at)
         journal.begin_with(items, beside, head)
 
 
-def _copy_inbox(source: ForkedRun, new_id: str) -> None:
-    """Copy the messages first, or the fork would wait for a message that was already sent."""
-    inbox = Inbox(source.store, source.seal, new_id)
-    Inbox(source.store, source.seal, source.facts.run_id).copy_to(inbox)
+def _checkpoint_in(
+    source: ForkedRun,
+    new_id: str,
+    loaded: Loaded,
+    at: Position,
+    changed: list[list[Any]],
+    payload: bytes,
+) -> dict[str, Data]:
+    """Return the only checkpoint of a new run, with changed variables, and its chunks."""
+    state = loaded.state._replace(
+        journal=at.kept(),
+        changed=changed,
+        before=None if loaded.state.before is None else "",
+        said=(),  # the streams of the new run begin with what it says itself
+    )
+    return sealed(source.seal, new_id, loaded, state, payload)
 
 
-def _head(facts: records.RunFacts, new_id: str, parent: str, now: float) -> records.RunFacts:
+def _head(source: ForkedRun, new_id: str, parent: str, now: float, cut: int) -> records.RunFacts:
     """Return the facts of a fork, from those of its source."""
+    facts = source.facts
     return facts._replace(
         run_id=new_id,
+        end=facts.end if parent and facts.end <= cut else 0,
         parent=parent,
         forked_from=facts.run_id,
         forked_by=this_person(),
@@ -454,33 +474,21 @@ def share(
     at, checkpoint, known, calls, handled, now, summary = source.shared(cut, loaded)
     payload, changed = _with_changes(facts, loaded, variables, known)
     again = _made_again(source, new_id, calls, effects)
-    command, cwd, _ = how_started(source.store, seal, facts) or ((), "", "")
-    begins = records.Branched(facts.run_id, again, now, this_person(), command, cwd, effects)
+    begins = _branched(source, again, now, effects)
     items: list[tuple[records.Record, Data]] = [(begins, b"")]
     items += [(handled, b"")] if handled.numbers else []
-    head = _head(facts, new_id, parent, now)._replace(
-        base=facts.run_id, effects=effects, end=facts.end if parent and facts.end <= cut else 0
-    )
-    numbers = range(cut + 1)  # a shared record keeps its number
+    head = _head(source, new_id, parent, now, cut)._replace(base=facts.run_id, effects=effects)
 
     def beside(_: list[Position]) -> dict[str, Data]:
         objects = _versions(source, new_id)
         if not again:
             objects |= sealed_summary(seal, new_id, summary)
         if loaded is not None:
-            state = loaded.state._replace(
-                journal=checkpoint.kept(),
-                changed=changed,
-                before=None if loaded.state.before is None else "",  # the only checkpoint
-                said=(),  # the streams of the branch begin with what it says itself
-            )
-            objects |= sealed(seal, new_id, loaded, state, numbers, payload)
+            objects |= _checkpoint_in(source, new_id, loaded, checkpoint, changed, payload)
         return objects
 
-    with _shareable(source, at), owned_journal(source.store, seal, new_id) as journal:
-        _copy_inbox(source, new_id)
-        journal.load(at)
-        journal.begin_with(items, beside, head)
+    with _shareable(source, at):
+        _begin(source, new_id, at, items, beside, head)
 
 
 @contextmanager
@@ -502,14 +510,8 @@ def _shareable(source: ForkedRun, at: Position) -> Iterator[None]:
         yield
 
 
-def _beside_calls(
-    source: ForkedRun, new_id: str, shared: list[records.Entry], numbers: Mapping[int, int]
-) -> dict[str, Data]:
-    """Return what is recorded beside shared calls, for the fork: versions, arguments, frames.
-
-    Args:
-        numbers: the new numbers of the shared records.
-    """
+def _beside_calls(source: ForkedRun, new_id: str, shared: list[records.Entry]) -> dict[str, Data]:
+    """Return what is recorded beside shared calls, for the fork: versions, arguments, frames."""
     run_id, seal, put = source.facts.run_id, source.seal, _versions(source, new_id)
     calls, vault = {each.step for each in shared if each.call}, Vault(source.store, seal, run_id)
     for name, call in names_beside(source.store, run_id).items():
@@ -519,12 +521,9 @@ def _beside_calls(
             opened = vault.open(name)
         except DamagedError:
             continue  # verify reports it
-        header = opened.header
-        named_records = header.get("records", ())
-        if not numbers.keys() >= {*named_records}:
+        if max(opened.header.get("records", ()), default=0) > shared[-1].number:
             continue  # a later attempt has made the call again
-        header = {**header, "records": [numbers[each] for each in named_records]}
-        put[name], _ = seal.close(named(name, new_id), header, opened.payload)
+        put[name], _ = seal.close(named(name, new_id), opened.header, opened.payload)
     return put
 
 
@@ -564,32 +563,29 @@ def _with_changes(
     return before, changed
 
 
-def _items(
+def _copied(
     source: ForkedRun,
     new_id: str,
     shared: list[records.Entry],
     results: Mapping[int, Any],
     now: float,
-) -> tuple[list[tuple[records.Record, Data]], dict[int, int]]:
-    """Return the records of the fork, and the new number of each shared record."""
-    items: list[tuple[records.Record, Data]] = []
-    numbers: dict[int, int] = {}
+) -> list[records.Entry]:
+    """Return the records of the fork: the shared ones under their numbers, then its own."""
     handled, calls = _open_calls(source, shared, now)
-    again = _made_again(source, new_id, calls)
-    if not projection.start_of(shared[:1]):
-        items.append((_started(source, None, now), b""))
-    for entry in shared:
-        record = entry.record
-        if isinstance(record, records.Started):
-            record = _started(source, record, now)
-        elif isinstance(record, (records.Quarantined, records.Suspended, records.Cancelling)):
-            continue
-        items.append(records.in_fork(record, entry.payload, again))
-        numbers[entry.number] = len(items)
-    if handled.numbers:
-        items.append((handled, b""))
-    items.extend(_changed_results(source, shared, results))
-    return items, numbers
+    begins = _branched(source, _made_again(source, new_id, calls), now)
+    facts, found = source.facts, [*shared]
+    if not projection.start_of(shared[:1]):  # it was pruned
+        started = facts.workflow, facts.digest, facts.arguments, facts.code
+        number = shared[0].number - 1 if shared else facts.pruned
+        found.insert(0, records.Entry(number, records.Started(*started, tags=facts.tags), b""))
+    found = [records.shared_entry(each, begins) for each in projection.without_gaps(found)]
+    for place, each in enumerate(found):
+        if isinstance(each.record, records.Quarantined):  # the gaps are no losses of the fork
+            found[place] = records.Entry(each.number, records.Handled(()), b"")
+    own: list[tuple[records.Record, Data]] = [(handled, b"")] if handled.numbers else []
+    for record, payload in [*own, *_changed_results(source, shared, results)]:
+        found.append(records.Entry(found[-1].number + 1, record, bytes(payload)))
+    return found
 
 
 def _open_calls(
@@ -617,21 +613,11 @@ def _made_again(
     return again
 
 
-def _started(source: ForkedRun, started: records.Started | None, now: float) -> records.Started:
-    facts = source.facts
-    command, cwd, _ = how_started(source.store, source.seal, facts) or ((), "", "")
-    if started is None:
-        started = records.Started(
-            facts.workflow, facts.digest, facts.arguments, facts.code, tags=facts.tags
-        )
-    return started._replace(
-        at=now,
-        forked_from=facts.run_id,
-        by=this_person(),
-        command=command,
-        cwd=cwd,
-        trace={},
-    )
+def _branched(
+    source: ForkedRun, again: Mapping[str, Any], now: float, effects: str = ""
+) -> records.Branched:
+    command, cwd, _ = how_started(source.store, source.seal, source.facts) or ((), "", "")
+    return records.Branched(source.facts.run_id, again, now, this_person(), command, cwd, effects)
 
 
 def _fork_child(source: ForkedRun, new_id: str, child: str, effects: str) -> str:

@@ -138,14 +138,13 @@ def in_memory(replica: Replica, workflow: str, function: Callable[..., Any]) -> 
     if replica.arguments is not None:
         entries = [_begun_with(entries[0], function, replica.arguments()), *entries[1:]]
     seal = seal_for(store)
-    numbers = {each.number: each.number for each in entries}
 
     def beside(positions: list[Position]) -> dict[str, Data]:
         first, objects = entries[0].number - 1, dict[str, Data]()
         for loaded in replica.checkpoints:
             at = positions[loaded.state.journal[0] - first]
             state = loaded.state._replace(journal=at.kept(), said=())  # it says all anew
-            objects |= sealed(seal, run_id, loaded, state, numbers, loaded.payload)
+            objects |= sealed(seal, run_id, loaded, state, loaded.payload)
         for name, (header, payload) in replica.beside.items():
             objects[name] = seal.close(named(name, run_id), header, payload)[0]
         return objects

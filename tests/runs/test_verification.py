@@ -161,6 +161,20 @@ def test_a_lost_side_effect_is_not_given_up_silently(folder):
     assert DONE.count("send a") == 2  # as was accepted
 
 
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_fork_of_a_run_that_has_lost_records(folder, position):
+    """A run whose lost records were given up can be forked, and the fork has lost nothing."""
+    damage(folder, kinds(folder)[position][1])
+    with opened(folder) as run:
+        assert run.repair().ok
+        fork = run.fork()
+        verified = fork.verify()
+        assert verified.ok
+        assert not verified.lost
+        assert agent.options(run_id=fork.id)(5) == [0, 1, "a", 2, 3, 4]
+    assert DONE.count("send a") == 1
+
+
 def test_a_lost_tail(folder):
     """Acknowledged records gone from the end are noticed; accepted, the run resumes before them."""
     for name, key in reversed(kinds(folder)):
