@@ -383,16 +383,6 @@ def _facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
     return facts
 
 
-def _end_unbegun(journal: Journal, facts: RunFacts, record: Cancelling) -> None:
-    """Record the end of a submitted run that has not begun, so that none of its code is called."""
-    error = cancelled_error(facts.run_id, record.by, record.reason, record.at)
-    encoded, text = encode_error(error, Secrets()), preview(error)
-    ended = Ended("cancelled", preview=text, form=encoded.form, at=record.at)
-    end = journal.position.last + 2
-    over = facts._replace(status="cancelled", error=text, end=end, updated_at=record.at, waits=())
-    journal.append((record, b""), (ended, encoded.data), head=over)
-
-
 def _is_asked(store: Store, seal: Seal, facts: RunFacts) -> bool:
     """Return whether the inbox holds a request to cancel that the owner has not taken."""
     inbox = Inbox(store, seal, facts.run_id)
@@ -405,9 +395,13 @@ def _record(store: Store, seal: Seal, lease: Lease, facts: RunFacts, reason: str
     record = Cancelling(this_person(), reason, 0, time.time())
     journal = Journal(store, seal, facts.run_id, lease.epoch, fsync=True)
     journal.load(Position(facts.pruned, None))
-    if facts.is_submitted:
-        _end_unbegun(journal, facts, record)
-        return
-    journal.append(
-        (record, b""), head=facts._replace(cancelling=asked_by(record), updated_at=record.at)
-    )
+    facts = facts._replace(updated_at=record.at)
+    if facts.is_submitted:  # it ends before it has begun, so that none of its code is called
+        error = cancelled_error(facts.run_id, record.by, record.reason, record.at)
+        encoded, text = encode_error(error, Secrets()), preview(error)
+        ended = Ended("cancelled", preview=text, form=encoded.form, at=record.at)
+        end = journal.position.last + 2
+        over = facts._replace(status="cancelled", error=text, end=end, waits=())
+        journal.append((record, b""), (ended, encoded.data), head=over)
+    else:
+        journal.append((record, b""), head=facts._replace(cancelling=asked_by(record)))

@@ -94,10 +94,8 @@ class Question:
         if not self._asked.payload:
             return {}
         store, seal = self._where
-        facts = known_facts(store, seal, self.run_id)
-        return load_arguments(
-            Codec(facts.codec), None, self._asked.payload, self._asked.waiting.form
-        )
+        codec = Codec(known_facts(store, seal, self.run_id).codec)
+        return load_arguments(codec, None, self._asked.payload, self._asked.waiting.form)
 
     def approve(self, note: str = "", *, key: Any = None) -> None:
         """Answer with yes; see :meth:`Run.approve`."""
@@ -393,8 +391,7 @@ def choose(run_id: str, step: int | str, among: list[RecordedCall], what: str) -
     Raises:
         StepNotFoundError: no call matches, or several do.
     """
-    number = int(step) if isinstance(step, int) or step.isdecimal() else None
-    found = [each for each in among if step == each.call.name or number == each.call.number]
+    found = [each for each in among if _is_of(step, each.call.number, each.call.name)]
     if len(found) == 1:
         return found[0]
     listed = ", ".join(f"{each.call.number} ({each.call.name})" for each in among[:20])

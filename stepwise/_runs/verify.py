@@ -58,12 +58,9 @@ class ChildRuns:
                 return self._all.get(run_id, [])
             if entry.call is not None and entry.call.child:
                 named[entry.call.child] = None
-        return [child for child in named if self._parent(child) == run_id]
-
-    def _parent(self, run_id: str) -> str:
+        found = (journals.facts_of(self._store, self._seal, child) for child in named)
         # The journal of a fork names child runs of its source.
-        facts = journals.facts_of(self._store, self._seal, run_id)
-        return facts.parent if facts is not None else ""
+        return [each.run_id for each in found if each is not None and each.parent == run_id]
 
     @cached
     def _all(self) -> dict[str, list[str]]:
@@ -115,7 +112,10 @@ def delete_held(store: Store, seal: Seal, lease: Lease) -> None:
     inbox = Inbox(store, seal, run_id)
     Bell(store, seal).forget(run_id)
     inbox.delete()  # first: the next run with this id would inherit it
-    _delete_streams(store, seal, run_id)
+    log = SealedLog(store, seal, journals.stream_name(run_id))
+    if journals.is_begun(store, log.name):
+        with log.owned() as epoch:
+            log.delete(epoch)
     store.delete(run_id, lease.epoch)
     journals.bury(store, run_id)
     inbox.delete()  # messages that arrived since
@@ -136,13 +136,6 @@ def empty_streams(store: Store, seal: Seal, run_id: str) -> bool:
     with Lease(store, run_id).acquire(child=current_scope() is not None):
         log.empty()
     return True
-
-
-def _delete_streams(store: Store, seal: Seal, run_id: str) -> None:
-    log = SealedLog(store, seal, journals.stream_name(run_id))
-    if journals.is_begun(store, log.name):
-        with log.owned() as epoch:
-            log.delete(epoch)
 
 
 # -- verify ---------------------------------------------------------------------------------------
@@ -199,45 +192,29 @@ class Verification:
     @property
     def problems(self) -> list[str]:
         """The problems found, each with its consequence."""
-        found = []
-        if self.lost:
-            found.append(f"{count(len(self.lost), 'record')} unreadable ({_numbers(self.lost)})")
-        if self.tail:
-            found.append(f"{count(self.tail, 'acknowledged record')} gone from the end")
-        if self.effects:
-            found.append(
-                f"{count(self.effects, 'announcement')} of side effects among them: find out "
-                "whether they happened"
-            )
-        if self.damaged_checkpoints:
-            found.append(
-                f"{count(len(self.damaged_checkpoints), 'checkpoint')} unreadable: the run resumes "
-                "at an older one, or by replay"
-            )
-        if not self.listing:
-            found.append("its entry in the listing is damaged")
-        if not self.summary:
-            found.append("its summary is damaged: listings read the whole journal")
-        if self.lost_messages:
-            lost = count(len(self.lost_messages), "message")
-            found.append(f"{lost} to it damaged or gone ({_numbers(self.lost_messages)})")
-        if self.lost_batches:
-            lost = f"{len(self.lost_batches)} batches"
-            found.append(
-                f"{lost} of its streams damaged or gone ({_numbers(self.lost_batches)}): readers "
-                "get an error there"
-            )
-        if self.damaged_steps:
-            found.append(
-                "recorded arguments or local variables unreadable, of steps "
-                f"{_numbers(self.damaged_steps)}: nothing but showing them needs them"
-            )
-        if self.damaged_versions:
-            found.append(
-                f"{count(self.damaged_versions, 'version')} of steps unreadable: whether these "
-                "steps have changed since is not known"
-            )
-        return found
+        messages, batches = self.lost_messages, self.lost_batches
+        told = {
+            f"{count(len(self.lost), 'record')} unreadable ({_numbers(self.lost)})": self.lost,
+            f"{count(self.tail, 'acknowledged record')} gone from the end": self.tail,
+            f"{count(self.effects, 'announcement')} of side effects among them: find out "
+            "whether they happened": self.effects,
+            f"{count(len(self.damaged_checkpoints), 'checkpoint')} unreadable: the run resumes "
+            "at an older one, or by replay": self.damaged_checkpoints,
+            "its entry in the listing is damaged": not self.listing,
+            "its summary is damaged: listings read the whole journal": not self.summary,
+            f"{count(len(messages), 'message')} to it damaged or gone ({_numbers(messages)})": (
+                messages
+            ),
+            f"{len(batches)} batches of its streams damaged or gone ({_numbers(batches)}): readers "
+            "get an error there": batches,
+            "recorded arguments or local variables unreadable, of steps "
+            f"{_numbers(self.damaged_steps)}: nothing but showing them needs them": (
+                self.damaged_steps
+            ),
+            f"{count(self.damaged_versions, 'version')} of steps unreadable: whether these "
+            "steps have changed since is not known": self.damaged_versions,
+        }
+        return [problem for problem, holds in told.items() if holds]
 
 
 def _numbers(numbers: tuple[int, ...]) -> str:
@@ -360,7 +337,8 @@ def repair(
 def _set_aside(journal: journals.Journal, before: Verification) -> None:
     """Move bytes that do not verify to the quarantine."""
     store, run_id = journal.store, journal.run_id
-    kept = {f"{QUARANTINE}record/{number:012d}": data for number, data in _raw(journal, before)}
+    rows = ((number, data) for number, data in store.read(run_id) if number in before.lost)
+    kept = {f"{QUARANTINE}record/{number:012d}": data for number, data in rows}
     vault = Vault(store, journal.seal, run_id)
     suspects = [
         name
@@ -374,11 +352,6 @@ def _set_aside(journal: journals.Journal, before: Verification) -> None:
         kept[f"{QUARANTINE}{name}"] = store.get(run_id, name) or b""
     if kept or damaged:
         store.write(run_id, journal.epoch, Batch(put=kept, delete=tuple(damaged)))
-
-
-def _raw(journal: journals.Journal, before: Verification) -> list[tuple[int, bytes]]:
-    lost = set(before.lost)
-    return [(number, data) for number, data in journal.store.read(journal.run_id) if number in lost]
 
 
 def _give_up(journal: journals.Journal, before: Verification, facts: RunFacts | None) -> None:

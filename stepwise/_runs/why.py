@@ -965,8 +965,6 @@ _PATH = 100  # characters of a path; a longer one is replaced by the variable
 
 def bounded(why: Why) -> dict[str, Any]:
     """Return the facts of :meth:`Why.to_dict`: as much as fits."""
-    import json
-
     found: dict[str, Any] = {}
     for scale in _SCALES:
         found = _dict(why, scale)

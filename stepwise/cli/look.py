@@ -560,7 +560,7 @@ def _watch_stream(items: RunStream, *, as_json: bool) -> None:
         if as_json:
             _one_line({"offset": each.offset, "kind": each.kind, "value": each.value})
         elif each.kind == "item":
-            text = each.value if isinstance(each.value, str) else f"{_json(each.value)}\n"
+            text = each.value if isinstance(each.value, str) else f"{json.dumps(each.value)}\n"
             click.echo(escaped(text), nl=False)
         elif each.kind == "reset":
             cli.note(f"... an attempt failed: what followed offset {each.value - 1} is withdrawn")
@@ -578,14 +578,8 @@ def _watched(step: StepRecord, *, as_json: bool) -> None:
     cli.say(f"{moment}  {number}  {call}  ", Word(step.status), ended.rstrip())
 
 
-def _json(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
-
-
 def _one_line(facts: Mapping[str, Any]) -> None:
-    click.echo(_json(facts))
+    click.echo(json.dumps(facts))
 
 
 # -- in doubt ------------------------------------------------------------------------------------

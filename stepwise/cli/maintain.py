@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import sys
 import time
 from collections import Counter
@@ -290,6 +289,12 @@ def compact(*, as_json: bool) -> None:
 
 
 _ERASE = "\r\x1b[2K"
+_COPIED = [
+    Column("RUN"),
+    Column("RECORDS", whole=True, right=True),
+    Column("SIZE", whole=True, right=True),
+    Column("RESULT", whole=True),
+]
 
 
 def _size_text(size: int) -> str:
@@ -353,7 +358,7 @@ def copy(
         for _ in rows:
             pass
     else:
-        _show(rows)
+        cli.show_table(_COPIED, rows)
     seconds = time.monotonic() - began
     if as_json:
         cli.echo_json(_as_dict(copier, found, seconds, dry_run=dry_run))
@@ -402,19 +407,6 @@ def _shown_on_a_line(copied: Iterator[Copied], found: list[Copied], total: int) 
                 click.echo(f"{line}{_size_text(size)}" * is_on, nl=False, err=True)
     finally:
         click.echo(_ERASE * is_on, nl=False, err=True)
-
-
-def _show(rows: Iterator[list[Any]]) -> None:
-    first = next(rows, None)
-    if first is None:
-        return
-    columns = [
-        Column("RUN"),
-        Column("RECORDS", whole=True, right=True),
-        Column("SIZE", whole=True, right=True),
-        Column("RESULT", whole=True),
-    ]
-    cli.show_table(columns, itertools.chain([first], rows))
 
 
 def _sum_up(copier: Copier, found: list[Copied], seconds: float, *, dry_run: bool) -> None:

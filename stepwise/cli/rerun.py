@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import textwrap
@@ -140,9 +139,7 @@ def _counting(results: Iterable[dict[str, Any]], counted: Counter[str]) -> Itera
 def _show(results: Iterable[dict[str, Any]]) -> None:
     columns = [Column("RUN"), Column("WORKFLOW"), Column("VERDICT", whole=True)]
     columns.append(Column("CALLS", whole=True, right=True))
-    first = next(iter(results), None) if isinstance(results, Iterator) else None
-    if first is not None:
-        show_table(columns, _rows(itertools.chain([first], results)))
+    show_table(columns, _rows(results))
 
 
 def _rows(results: Iterable[dict[str, Any]]) -> Iterator[list[Any] | Below]:

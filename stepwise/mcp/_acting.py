@@ -5,6 +5,7 @@ The run records who did it: ``mcp``, the name of the client, and the user of thi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -50,10 +51,7 @@ def approve(
         note: a note for the workflow and for people; the reason, for a denial.
     """
     found = find_run(run)
-    if approved:
-        found.approve(step, ticket, note)
-    else:
-        found.deny(step, ticket, note)
+    (found.approve if approved else found.deny)(step, ticket, note)
     return _done(found, "approved" if approved else "denied")
 
 
@@ -131,37 +129,36 @@ def _json(text: str, name: str) -> Any:
         ) from None
 
 
-class _Resuming:
-    """The programs that the tools have started."""
-
-    def __init__(self) -> None:
-        self._actions: Actions | None = None
-
-    def resume(self, run: str, seconds: float = 20) -> dict[str, Any]:
-        """Resume a run: start its program with the recorded command line, in its own process.
-
-        The program goes on after this call and after the server.  Call list_runs or why to see how
-        it ends.
-
-        Args:
-            run: the id of the run, or its beginning.
-            seconds: how long to wait for the end of the program, 60 at most.
-        """
-        found = top_of(find_run(run))
-        if self._actions is None:
-            store = open_store(settings.store())
-            self._actions = Actions(RunReader(store), store)
-        self._actions.resume(found)
-        self._actions.programs.wait(found.id, max(0.0, min(seconds, 60.0)))
-        output = self._actions.programs.output(found.id)
-        facts: dict[str, Any] = {"id": found.id, "status": found.status}
-        if output is not None:
-            ended = {"exit_code": output.exit_code, "output": output.text[-_OUTPUT:]}
-            facts |= {"command": output.command, **ended}
-        return marked(facts)
+@functools.cache
+def _actions() -> Actions:
+    """Return the actions of this process, which know the programs that they have started."""
+    store = open_store(settings.store())
+    return Actions(RunReader(store), store)
 
 
-def tools() -> dict[str, Callable[..., dict[str, Any]]]:
-    """Return the tools of ``ACTIONS`` by name."""
-    found = (evaluate, _Resuming().resume, approve, resolve, send, cancel, forget)
-    return {each.__name__: each for each in found}
+def resume(run: str, seconds: float = 20) -> dict[str, Any]:
+    """Resume a run: start its program with the recorded command line, in its own process.
+
+    The program goes on after this call and after the server.  Call list_runs or why to see how it
+    ends.
+
+    Args:
+        run: the id of the run, or its beginning.
+        seconds: how long to wait for the end of the program, 60 at most.
+    """
+    found = top_of(find_run(run))
+    _actions().resume(found)
+    programs = _actions().programs
+    programs.wait(found.id, max(0.0, min(seconds, 60.0)))
+    output = programs.output(found.id)
+    facts: dict[str, Any] = {"id": found.id, "status": found.status}
+    if output is not None:
+        ended = {"exit_code": output.exit_code, "output": output.text[-_OUTPUT:]}
+        facts |= {"command": output.command, **ended}
+    return marked(facts)
+
+
+ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
+    each.__name__: each for each in (evaluate, resume, approve, resolve, send, cancel, forget)
+}
+"""The tools that change something, by name."""

@@ -121,22 +121,7 @@ def explanation(name: str) -> Explanation:
 _HERE = pathlib.Path(__file__).resolve().parents[1]
 _HEADING = re.compile(r"^(#{1,4}) (.+)$", re.MULTILINE)
 _WORD = re.compile(r"[a-z0-9_]+")
-_SAYS_NOTHING = {
-    "a",
-    "an",
-    "and",
-    "do",
-    "for",
-    "how",
-    "i",
-    "in",
-    "is",
-    "of",
-    "the",
-    "to",
-    "what",
-    "with",
-}
+_SAYS_NOTHING = "a an and do for how i in is of the to what with"
 _TITLE = 8  # occurrences in the text that an occurrence in the title counts for
 _NOT_SHOWN = re.compile(r"<!--.*?-->\n?|^!\[.*\n", re.DOTALL | re.MULTILINE)
 
@@ -185,7 +170,7 @@ def _words(text: str) -> list[str]:
 
 def search(query: str) -> list[Section]:
     """Return the sections that have a word of a query, the best first."""
-    wanted = {*_words(query)} - _SAYS_NOTHING
+    wanted = {*_words(query)} - {*_words(_SAYS_NOTHING)}
     found: list[tuple[Section, Counter[str], int]] = []
     for each in sections():
         words = _words(each.text)

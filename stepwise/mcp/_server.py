@@ -15,7 +15,7 @@ from stepwise._runs.housekeeping import check_there
 from stepwise._runtime import settings
 from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
-from stepwise.mcp._acting import tools
+from stepwise.mcp._acting import ACTIONS
 from stepwise.mcp._answers import NOTICE, as_json
 from stepwise.mcp._looking import TOOLS, fork
 from stepwise.stores import open_store
@@ -57,7 +57,7 @@ class _ToolServer(MCPServer[Any]):
         is_of_tool = isinstance(error, ToolError)  # else it is ours, and says all
         cause = (error.__cause__ if is_of_tool else None) or error
         text = str(cause)
-        if name in tools() and is_of_tool and cause is error:
+        if name in ACTIONS and is_of_tool and cause is error:
             text = (
                 f"{name} is not offered: the user allows it by starting the server with "
                 f"stepwise mcp --allow {name}"
@@ -77,17 +77,16 @@ def _client_of(context: Context[Any, Any] | None) -> str:
 
 
 def _server(allowed: Collection[str]) -> _ToolServer:
-    actions = tools()
-    unknown = [name for name in allowed if name not in actions]
+    unknown = [name for name in allowed if name not in ACTIONS]
     if unknown:
         raise ConfigurationError(
-            f"there is no tool {unknown[0]!r} that could be allowed: these are {', '.join(actions)}"
+            f"there is no tool {unknown[0]!r} that could be allowed: these are {', '.join(ACTIONS)}"
         )
     server = _ToolServer("stepwise", instructions=_INSTRUCTIONS, log_level="WARNING")
     for name, tool in TOOLS.items():
         looks = ToolAnnotations(read_only_hint=True, open_world_hint=False)
         server.add_tool(tool, name, annotations=looks)
-    for name, tool in {"fork": fork, **{name: actions[name] for name in allowed}}.items():
+    for name, tool in {"fork": fork, **{name: ACTIONS[name] for name in allowed}}.items():
         acts = ToolAnnotations(
             read_only_hint=False,
             destructive_hint=name not in _ADDS,

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stepwise._runs.run import Run, Runs, get_run, runs
+from stepwise._runs.finding import find_run
+from stepwise._runs.run import Run, Runs, runs
 from stepwise._runtime.messages import count, notice
 from stepwise._workflows.handles import debug_here
-from stepwise.errors import ConfigurationError, RunNotFoundError, RunStopped, StepwiseError
+from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 
 try:
     from IPython.core.error import UsageError
@@ -123,15 +124,7 @@ class _Looks:
         )
 
     def _find(self, name: str) -> Run:
-        if name in (".", self._notebook.run_id):
-            return self._notebook.run()
-        try:
-            return get_run(name)
-        except RunNotFoundError:
-            begun = [run for run in runs() if run.id.startswith(name)]
-            if len(begun) != 1:
-                raise
-        return begun[0]
+        return self._notebook.run() if name in (".", self._notebook.run_id) else find_run(name)
 
 
 def _number(word: str) -> int:

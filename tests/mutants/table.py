@@ -890,8 +890,8 @@ _PAGE = [
     _mutant(
         "a coding agent is offered what nobody allowed",
         "mcp/_server.py",
-        "**{name: actions[name] for name in allowed}",
-        "**actions",
+        "**{name: ACTIONS[name] for name in allowed}",
+        "**ACTIONS",
         "test_looking.py::test_only_tools_that_look_are_offered",
     ),
     _mutant(
@@ -1274,8 +1274,8 @@ _BRANCHES = [
     _mutant(
         "a branch pays for what it shares",
         "_journal/records.py",
-        "    return uncounted(record), payload",
-        "    return record, payload",
+        "Entry(entry.number, uncounted(record), payload)",
+        "Entry(entry.number, record, payload)",
         "test_branches.py::test_what_came_before_is_shared",
     ),
 ]
