@@ -310,8 +310,7 @@ class Course(Projection):
             start command of its program.
         resumes: the last few resumes: number of the record, when, and how.
         ends: how the attempt before each of these resumes had ended: ``died``, ``suspended``,
-            ``interrupted`` (on purpose), ``stopped``, ``submitted``, or the status of its end;
-            shorter than ``resumes`` if an older version summed up the run.
+            ``interrupted`` (on purpose), ``stopped``, ``submitted``, or the status of its end.
         ended: how the last attempt ended; empty while it is open.
         resumed: how many times the run was resumed.
         at: when the last record was made.
@@ -380,8 +379,7 @@ class Course(Projection):
     @property
     def resumptions(self) -> list[tuple[float, str, str]]:
         """The last few resumes: when, how, and how the attempt before had ended, if known."""
-        ends = [*[""] * (len(self.resumes) - len(self.ends)), *self.ends]
-        return [(at, how, end) for (_, at, how), end in zip(self.resumes, ends, strict=True)]
+        return [(at, how, end) for (_, at, how), end in zip(self.resumes, self.ends, strict=True)]
 
     def on_outcome(self, entry: records.Entry, record: records.Outcome) -> None:
         if self.stops and _is_over(self.stopped, entry):

@@ -30,6 +30,7 @@ from stepwise._runs.steps import (
     StepRecord,
     error_line,
     newest_checkpoint,
+    or_why,
 )
 from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
 
@@ -181,7 +182,9 @@ def page_of(run: Run, seen: Overview) -> RunPage:
         },
         resumes=seen.course.resumptions,
         resumed=seen.course.resumed,
-        result=_result(run) if shown.status == "completed" else "",
+        result=(
+            or_why(lambda: shown_value(run.result, _VALUE)) if shown.status == "completed" else ""
+        ),
         where=where,
         line=line,
         source=source_of(run, newest_checkpoint(run.store, run._seal, run.id), unfinished),
@@ -211,13 +214,6 @@ def _with_error(shown: RunShown, run: Run) -> RunShown:
     if shown.status != "failed":
         return shown
     return replace(shown, error=run._error_text() or error_line(shown.error))
-
-
-def _result(run: Run) -> str:
-    try:
-        return shown_value(run.result, _VALUE)
-    except UnreadableValueError as error:
-        return f"({error})"
 
 
 def _checkpoints(run: Run) -> Iterator[CheckpointShown]:

@@ -105,6 +105,14 @@ def status_of(store: Store, seal: Seal, facts: RunFacts, *, owned: bool) -> RunS
     return "stuck" if deaths_of(store, seal, facts).are_deadly else "crashed"
 
 
+def or_why(read: Callable[[], Any]) -> Any:
+    """Return what a function reads, or why it cannot be shown: a text in brackets."""
+    try:
+        return read()
+    except UnreadableValueError as problem:
+        return f"({problem})"
+
+
 def duration_of(facts: RunFacts) -> float | None:
     """Return the seconds from the start of a run to its end; ``None`` before its end."""
     if facts.status in ("running", "suspended"):
@@ -412,40 +420,6 @@ def failures_of(place: Place, call: int) -> dict[int, tuple[RecordedFrame, ...]]
     }
 
 
-class _Beside:
-    """The objects beside the records of a step, read when they are asked for.
-
-    A pickle of a step has nothing of it: a seal holds the key of the store.
-    """
-
-    __slots__ = ("_number", "_place")
-
-    def __init__(self, place: Place | None, number: int) -> None:
-        self._place, self._number = place, number
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Beside, (None, self._number)
-
-    def has_inputs(self) -> bool:
-        """Return whether the arguments of the step are recorded."""
-        if self._place is None:
-            return False
-        store, _, run_id = self._place
-        return store.get(run_id, inputs_name(self._number)) is not None
-
-    def inputs(self) -> dict[str, Any]:
-        """Return the arguments of the step; see :attr:`StepRecord.inputs`."""
-        if self._place is None:
-            raise UnreadableValueError(
-                "a pickled step has no arguments: ask stepwise.get_run() for its run"
-            )
-        return view_inputs(*self._place, self._number)
-
-    def failures(self) -> dict[int, tuple[RecordedFrame, ...]]:
-        """Return the frames of the step's failed attempts, by their numbers."""
-        return failures_of(self._place, self._number) if self._place is not None else {}
-
-
 # -- steps ----------------------------------------------------------------------------------------
 
 
@@ -543,7 +517,7 @@ class StepRecord:
     site: str
     child: str
     _entry: Entry = field(repr=False)
-    _beside: _Beside = field(repr=False, compare=False)
+    _place: Place | None = field(repr=False, compare=False)  # not in a pickle: a seal has the key
     instead: int = 0
     differs: tuple[str, ...] = ()
     usage: Mapping[str, Any] = field(default_factory=dict)
@@ -554,6 +528,10 @@ class StepRecord:
     cached: Mapping[str, Any] = field(default_factory=dict)
     _answered: float = field(repr=False, compare=False, default=0.0)
     _earlier: tuple[Entry, ...] = field(repr=False, compare=False, default=())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return StepRecord, (*{**values, "_place": None}.values(),)
 
     @property
     def duration(self) -> float | None:
@@ -594,7 +572,10 @@ class StepRecord:
     @property
     def has_inputs(self) -> bool:
         """True if the arguments of the step are recorded in full; see ``record_arguments=``."""
-        return self._beside.has_inputs()
+        if self._place is None:
+            return False
+        store, _, run_id = self._place
+        return store.get(run_id, inputs_name(self.number)) is not None
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -607,7 +588,11 @@ class StepRecord:
             UnreadableValueError: the arguments were not recorded (``record_arguments=True``), are
                 damaged, or need a class that this program does not have.
         """
-        return self._beside.inputs()
+        if self._place is None:
+            raise UnreadableValueError(
+                "a pickled step has no arguments: ask stepwise.get_run() for its run"
+            )
+        return view_inputs(*self._place, self.number)
 
     @property
     def frames(self) -> tuple[RecordedFrame, ...]:
@@ -627,7 +612,7 @@ class StepRecord:
         Raises:
             UnreadableValueError: the frames of an attempt are damaged.
         """
-        return self._beside.failures()
+        return failures_of(self._place, self.number) if self._place is not None else {}
 
     @property
     def error(self) -> BaseException | None:
@@ -768,7 +753,7 @@ def step_record(
         site=call.site,
         child=call.child,
         _entry=entry,
-        _beside=_Beside(place, call.number),
+        _place=place,
         instead=call.instead,
         differs=tuple(differing(call, other)) if other is not None else (),
         usage=outcome.usage if outcome is not None else {},

@@ -12,10 +12,10 @@ from stepwise._runs.export import first_step, first_variable, source_of
 from stepwise._runs.finding import call_text, find_run, find_step, unsettled
 from stepwise._runs.paths import find, find_recorded, short, size_of
 from stepwise._runs.run import Run, each_listed
-from stepwise._runs.steps import RunStatus, newest_checkpoint
+from stepwise._runs.steps import RunStatus, newest_checkpoint, or_why
 from stepwise._runtime import settings
 from stepwise._values.preview import type_name
-from stepwise.errors import ConfigurationError, UnreadableValueError
+from stepwise.errors import ConfigurationError
 from stepwise.mcp._answers import LIMIT, cut, marked, page, size
 from stepwise.mcp._knowledge import explanation, search
 from stepwise.stores import open_store
@@ -134,19 +134,11 @@ def show_step(run: str, n: int, path: str = "") -> dict[str, Any]:
         return marked({"step": n, **_value(find_recorded(step, path), path, _WHOLE)})
     facts = {name: value for name, value in step.to_dict().items() if value}
     if step.status == "completed":
-        facts["result"] = _told(lambda: _value(step.result, "result", _ROW))
+        facts["result"] = or_why(lambda: _value(step.result, "result", _ROW))
     if step.has_inputs:
-        facts["arguments"] = _told(lambda: _value(step.inputs, "arguments", _ROW))
-    facts["frames"] = _told(lambda: [each.to_dict() for each in step.frames[-_FRAMES:]])
+        facts["arguments"] = or_why(lambda: _value(step.inputs, "arguments", _ROW))
+    facts["frames"] = or_why(lambda: [each.to_dict() for each in step.frames[-_FRAMES:]])
     return marked(facts)
-
-
-def _told(read: Callable[[], Any]) -> Any:
-    """Return what a function returns, or in words why it cannot be shown."""
-    try:
-        return read()
-    except UnreadableValueError as problem:
-        return f"({problem})"
 
 
 def history(run: str, name: str, start: int = 0) -> dict[str, Any]:
