@@ -142,9 +142,6 @@ def derive_facts(
 # -- questions ------------------------------------------------------------------------------------
 
 
-_OVER = ("completed", "failed", "cancelled")
-
-
 class Asked(NamedTuple):
     """The last question of a call.
 
@@ -227,7 +224,7 @@ class Questions(Projection):
 
 def open_questions(entries: Iterable[records.Entry], facts: records.RunFacts) -> list[Asked]:
     """Return the open questions that a run waits for, in the order of their calls."""
-    if facts.status in _OVER:
+    if facts.status in records.OVER:
         return []
     known = Questions(entries)
     if facts.status == "suspended":

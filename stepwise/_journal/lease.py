@@ -13,6 +13,8 @@ from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import RunBusyError, RunOwnedError
 from stepwise.stores import Owner, Store
 
+_SHORTEST, _LONGEST = 0.0005, 0.05  # seconds between two tries
+
 
 class Lease:
     """The right to execute a run, held by this process from :meth:`acquire` to :meth:`release`.
@@ -29,17 +31,29 @@ class Lease:
         self._pid = os.getpid()
         self._owner: Owner | None = None
 
-    def acquire(self, *, child: bool = False) -> Lease:
+    def acquire(self, *, child: bool = False, patience: float = 0.0) -> Lease:
         """Take the lease; return this object, whose block ends with the release.
 
         Args:
             child: the code of a run asks for the lease, and must not continue without it.
+            patience: seconds to wait at most while another owner holds the lease.
 
         Raises:
             RunBusyError: a living owner holds the lease.  The message names the process, the
                 machine and the time, and the thread or task if the owner is this process.
             RunOwnedError: the same, for a ``child``.
         """
+        until, pause = time.monotonic() + patience, _SHORTEST
+        while True:
+            try:
+                return self._take(child=child)
+            except (RunBusyError, RunOwnedError):
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST)
+
+    def _take(self, *, child: bool) -> Lease:
         self._owner = owner = Owner(self._pid, os.uname().nodename, time.time(), here())
         try:
             with Uninterrupted():

@@ -28,7 +28,6 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.messages import reports
 from stepwise._values.unpickling import Data
-from stepwise.errors import RunBusyError
 from stepwise.stores import Batch, Store
 
 # -- log ------------------------------------------------------------------------------------------
@@ -38,7 +37,6 @@ START = "start"
 """Name of the object that says after which record a rewritten log begins."""
 _FRONT = 68  # leading bytes of a sealed record, unlike those of any other
 _PATIENCE = 60.0  # seconds
-_SHORTEST, _LONGEST = 0.0005, 0.05  # seconds between two tries
 
 
 class LogEntry(NamedTuple):
@@ -151,17 +149,7 @@ class SealedLog:
         Raises:
             RunBusyError: others have held the lease for all that time.
         """
-        lease, until, pause = Lease(self.store, self.name), time.monotonic() + patience, _SHORTEST
-        while True:
-            try:
-                lease.acquire()
-                break
-            except RunBusyError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST)
-        with lease:
+        with Lease(self.store, self.name).acquire(patience=patience) as lease:
             yield lease.epoch
 
     def append(

@@ -644,6 +644,10 @@ class Tally(NamedTuple):
     spent: tuple[Any, ...]
 
 
+OVER = ("completed", "failed", "cancelled")
+"""The statuses of a run that has ended."""
+
+
 class RunFacts(NamedTuple):
     """The facts of a run in listings, derived from the journal and kept in the store's head.
 

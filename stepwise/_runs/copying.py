@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -46,7 +45,6 @@ _COPIED = "copied"  # an object of the copy: the end that the source had
 _OWN = (journals.COPYING, _COPIED)  # objects about the copy itself, which do not travel
 _BATCH, _MOST = 4_000_000, 500  # bytes and records of one transaction
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_SHORTEST, _LONGEST = 0.05, 0.5  # seconds between two attempts to get a lease
 _PATIENCE = 60.0  # seconds to wait for the lease of a log, which is held for one write
 
 Outcome = Literal["copied", "there", "busy", "refused"]
@@ -71,28 +69,6 @@ class Copied(NamedTuple):
     problem: str = ""
 
 
-class _Lack(NamedTuple):
-    """The part of an entry that another store lacks.
-
-    Args:
-        end: the end of the source.
-        before: the position before the first missing record.
-        records, size: the number of missing records, and the bytes of records and objects.
-        put, drop: the names of objects that are missing or different, and of objects to delete.
-        ahead: whether the target has records after the end of the source.
-        rest: whether anything else is missing: the head, the mark, the end of a copy.
-    """
-
-    end: journals.Position
-    before: journals.Position
-    records: int = 0
-    size: int = 0
-    put: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    ahead: bool = False
-    rest: bool = False
-
-
 class _StoreEntry:
     """One entry that is copied from a store to another store.
 
@@ -101,11 +77,14 @@ class _StoreEntry:
         name: the id of a run, or the name of an inbox or log.
         facts: of the run; ``None`` for an inbox, a log, and objects that belong to no run.
 
-    Attributes:
-        lack: the part that the target lacks, as :meth:`compare` found it.
+    Attributes, as :meth:`compare` found them:
+        end: the end of the source.
+        before: the position before the first record that the target lacks.
+        records, size: the number of these records, and the bytes of records and objects.
+        put, drop: the names of objects that are missing or different, and of objects to delete.
+        ahead: whether the target has records after the end of the source.
+        is_whole: whether the target has all, the head and the mark, too.
     """
-
-    lack: _Lack
 
     def __init__(self, copier: Copier, name: str, facts: RunFacts | None = None) -> None:
         self.source, self.target, self.seal = copier.source, copier.target, copier.seal
@@ -116,6 +95,10 @@ class _StoreEntry:
         if self._is_stream:
             self.run_id = name.removeprefix(journals.STREAM).removesuffix(":")
         self._restored = copier.restored
+        self.end = self.before = journals.Position()
+        self.records = self.size = 0
+        self.put, self.drop = list[str](), list[str]()
+        self.ahead = self.is_whole = False
 
     # -- comparing -------------------------------------------------------------------------------
 
@@ -123,13 +106,7 @@ class _StoreEntry:
     def to_mark(self) -> bool:
         """True if the copy must be marked as restored from a backup."""
         unfinished = self.facts is not None and self.facts.status != "completed"
-        return self._restored and unfinished and not self.lack.ahead
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the target has the whole entry; valid after :meth:`compare`."""
-        lack = self.lack
-        return not (lack.records or lack.put or lack.drop or lack.rest or self.to_mark)
+        return self._restored and unfinished and not self.ahead
 
     def compare(self) -> _StoreEntry:
         """Verify the source, and determine what the target lacks.
@@ -145,25 +122,26 @@ class _StoreEntry:
         marked = journals.newest_mark(self.source, self.seal, self.name)
         half = self.target.get(self.name, journals.COPYING) is not None
         there = journals.newest_mark(self.target, self.seal, self.name)
-        lack, their_end = self._records(half)
-        other = journals.is_another_history(self.source, self.seal, self.name, marked, lack.end)
-        if marked.last > lack.end.last or other:
+        their_end = self._compare_records(half)
+        self.ahead = their_end > self.end.last
+        other = journals.is_another_history(self.source, self.seal, self.name, marked, self.end)
+        if marked.last > self.end.last or other:
             raise self._damaged(self.source, "acknowledged records are gone from its end")
         if there.last > their_end and not half:
             raise self._damaged(self.target, "acknowledged records are gone from its end")
-        rest = half or (not lack.ahead and (there.last != marked.last or self._other_head()))
-        self.lack = lack._replace(rest=rest)
-        if half or not lack.ahead:
+        rest = half or (not self.ahead and (there.last != marked.last or self._other_head()))
+        if half or not self.ahead:
             self._compare_objects()
+        self.is_whole = not (self.records or self.put or self.drop or rest or self.to_mark)
         return self
 
-    def _records(self, half: bool) -> tuple[_Lack, int]:
-        """Compare the records of both stores; return what is missing, and where the target ends."""
+    def _compare_records(self, half: bool) -> int:
+        """Compare the records of both stores; return where the target ends."""
         start = self._start
         theirs, nothing = self.target.read(self.name, after=start.last), (math.inf, b"")
         there: tuple[float, bytes] = next(theirs, nothing)
-        at = before = start
-        missing = size = 0
+        at = self.before = start
+        self.records, self.size, self.put, self.drop = 0, 0, [], []
         met = half
         lost, known = set[int](), set[int]()
         rows = self.source.read(self.name, after=start.last)
@@ -179,17 +157,17 @@ class _StoreEntry:
                 if there[1] != row:
                     raise self._differs(number, there[1])
             else:
-                if not (met or missing):
+                if not (met or self.records):
                     self._check_follows(start)
-                before = before if missing else at
-                missing, size = missing + 1, size + len(row)
+                self.before = self.before if self.records else at
+                self.records, self.size = self.records + 1, self.size + len(row)
             at = self._follow(at, number, opened, known)
         if lost - known:
             numbers = ", ".join(map(str, sorted(lost - known)[:10]))
             raise self._damaged(self.source, f"records of it cannot be read ({numbers})")
+        self.end = at
         left = (int(n) for n, _ in chain((there,), theirs) if at.last < n < math.inf)
-        their_end = max(left, default=at.last)
-        return _Lack(at, before, missing, size, ahead=their_end > at.last), their_end
+        return max(left, default=at.last)
 
     @property
     def _start(self) -> journals.Position:
@@ -238,16 +216,14 @@ class _StoreEntry:
 
     def _compare_objects(self) -> None:
         names = [each for each in self.source.names(self.name) if each not in _OWN]
-        put, size = [], self.lack.size
         for name in names:
             data = self.source.get(self.name, name) or b""
             if name.startswith(PREFIX) or name == NAME:
                 self._check_object(name, data)
             if self.target.get(self.name, name) != data:
-                put.append(name)
-                size += len(data)
-        gone = set(self.target.names(self.name)) - {*names, *_OWN}
-        self.lack = self.lack._replace(put=tuple(put), drop=tuple(sorted(gone)), size=size)
+                self.put.append(name)
+                self.size += len(data)
+        self.drop = sorted(set(self.target.names(self.name)) - {*names, *_OWN})
 
     def _check_object(self, name: str, data: bytes) -> None:
         try:
@@ -282,7 +258,7 @@ class _StoreEntry:
         for records in self._batches():
             self._write(epoch, Batch(tuple(records), durable=False))
         put: dict[str, Data] = {}
-        for name in self.lack.put:
+        for name in self.put:
             if name != START:
                 put[name] = self.source.get(self.name, name) or b""
             if sum(map(len, put.values())) > _BATCH:
@@ -294,20 +270,20 @@ class _StoreEntry:
 
     def _finish(self, epoch: int) -> None:
         """Write the head and the mark, and remove the mark of an incomplete copy."""
-        put, facts, lack = dict[str, Data](), self.facts, self.lack
-        if START in lack.put:
+        put, facts = dict[str, Data](), self.facts
+        if START in self.put:
             put[START] = self.source.get(self.name, START) or b""
-        head = self.source.head(self.name) if facts is not None and not lack.ahead else None
+        head = self.source.head(self.name) if facts is not None and not self.ahead else None
         last = self._mark()
-        if not lack.ahead:
-            put[_COPIED] = _end_text(lack.end)
+        if not self.ahead:
+            put[_COPIED] = _end_text(self.end)
         if facts is not None and self.to_mark:
             journal = journals.Journal(self.target, self.seal, self.name, epoch, fsync=True)
-            journal.load(lack.end, tolerant=True)
+            journal.load(self.end, tolerant=True)
             append_restored(journal, facts)
             head, last = None, b""  # append_restored() wrote others
         pruned = facts.pruned if facts is not None else self._start_of_log.last
-        delete = (*lack.drop, journals.COPYING)
+        delete = (*self.drop, journals.COPYING)
         self._write(epoch, Batch(put=put, delete=delete, prune=pruned, head=head, mark=last))
         journals.lift(self.target, self.name)  # an entry that was deleted there returns on purpose
         if head is not None and self.target.head(self.name) != head:
@@ -315,9 +291,9 @@ class _StoreEntry:
 
     def _batches(self) -> Iterator[list[tuple[int, Data]]]:
         """Yield the missing records, verified, in parts that fit one transaction."""
-        if not self.lack.records:
+        if not self.records:
             return
-        part, weight, at = list[tuple[int, Data]](), 0, self.lack.before
+        part, weight, at = list[tuple[int, Data]](), 0, self.before
         rows = self.source.read(self.name, after=at.last)
         for number, opened, row in journals.verified(self.source, self.seal, self.name, rows, at):
             at = self._follow(at, number, opened, set())
@@ -328,9 +304,9 @@ class _StoreEntry:
             if weight >= _BATCH or len(part) == _MOST:
                 yield part
                 part, weight = [], 0
-        if at.last < self.lack.end.last:
+        if at.last < self.end.last:
             raise self._damaged(self.source, "records are gone that were there a moment ago")
-        self.lack = self.lack._replace(end=at)
+        self.end = at
         if part:
             yield part
 
@@ -349,7 +325,7 @@ class _StoreEntry:
     def _mark(self) -> bytes:
         """Return the newest mark of the source; empty if the target is ahead."""
         last, effects, link = journals.newest_mark(self.source, self.seal, self.name)
-        if self.lack.ahead or not last:
+        if self.ahead or not last:
             return b""
         return journals.mark(self.seal, self.name, journals.Position(last, link, effects))
 
@@ -492,8 +468,7 @@ class Copier:
                 self._write(entries, epoch)
         self._list(name)
         below = {each.run_id for each in lacking} - {name}
-        records = sum(each.lack.records for each in entries)
-        size = sum(each.lack.size for each in entries)
+        records, size = (sum(each.records for each in entries), sum(each.size for each in entries))
         return Copied(name, "copied" if lacking else "there", records, size, len(below))
 
     def _entries(self, name: str, children: Mapping[str, list[str]]) -> Iterator[_StoreEntry]:
@@ -547,8 +522,8 @@ class Copier:
             held = [self._held(store, each.name, _PATIENCE) for store in (self.source, self.target)]
             with held[0], held[1] as of_it:
                 if each.facts is None:  # new messages may have arrived
-                    before = each.lack.records if each.name in known else 0
-                    if each.compare().lack.records > before and not self._messages:
+                    before = each.records if each.name in known else 0
+                    if each.compare().records > before and not self._messages:
                         self._refuse_messages(top.name, [each])
                 if not each.is_whole:
                     each.begin(of_it)
@@ -619,26 +594,14 @@ class Copier:
             yield 0
             return
         with Lease(store, name) as lease:
-            self._acquire(lease, time.monotonic() + patience)
-            yield lease.epoch
-
-    def _acquire(self, lease: Lease, until: float) -> None:
-        pause = _SHORTEST
-        while True:
             try:
-                lease.acquire(child=current_scope() is not None)
-            except (errors.RunBusyError, errors.RunOwnedError):
-                if not self._wait and time.monotonic() > until:
-                    raise
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST)
+                patience = math.inf if self._wait else patience
+                lease.acquire(child=current_scope() is not None, patience=patience)
             except errors.StoreError as error:
-                if lease.store is not self.source or error.errno not in _READ_ONLY:
+                if store is not self.source or error.errno not in _READ_ONLY:
                     raise
-                self._refuse_owned(lease.store, lease.run_id)
-                return
-            else:
-                return
+                self._refuse_owned(store, name)
+            yield lease.epoch
 
     def _refuse_owned(self, store: Store, name: str) -> None:
         owner = store.owner(name)

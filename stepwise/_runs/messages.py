@@ -17,7 +17,7 @@ from stepwise._journal.journal import Journal, Position, entries_of, facts_of
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
 from stepwise._journal.projection import Calls, met_messages
-from stepwise._journal.records import Cancelling, Ended, RunFacts
+from stepwise._journal.records import OVER, Cancelling, Ended, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import open_waits
 from stepwise._runs.steps import gone, known_facts, newest_checkpoint
@@ -125,7 +125,6 @@ def _shown(message: Message, met: tuple[int, str] | None) -> InboxMessage:
 
 
 LARGEST = 16_000_000  # bytes of JSON; the waiting process holds all messages in memory
-ENDED = ("completed", "failed", "cancelled")
 
 
 def send(store: Store, seal: Seal, run_id: str, name: str, value: Any, key: str | None) -> int:
@@ -214,7 +213,7 @@ def refuse_ended(facts: RunFacts) -> None:
     Raises:
         RunEndedError: the run has completed, failed or been cancelled.
     """
-    if facts.status in ENDED:
+    if facts.status in OVER:
         raise ended_error(facts)
 
 

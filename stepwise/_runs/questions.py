@@ -17,10 +17,19 @@ from stepwise._journal.course import Asked, Questions, Stop, open_questions, sto
 from stepwise._journal.inbox import Inbox, Message, this_person
 from stepwise._journal.journal import Journal, entries_of, facts_of
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
-from stepwise._journal.records import COLLECT, Entry, Forgotten, Record, Resumed, Ruled, RunFacts
+from stepwise._journal.records import (
+    COLLECT,
+    OVER,
+    Entry,
+    Forgotten,
+    Record,
+    Resumed,
+    Ruled,
+    RunFacts,
+)
 from stepwise._journal.seal import Seal
 from stepwise._journal.versions import RecordedVersion, recorded_versions
-from stepwise._runs.messages import ENDED, deliver, ended_error
+from stepwise._runs.messages import deliver, ended_error
 from stepwise._runs.steps import known_facts
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise._runtime.messages import shell_word
@@ -305,7 +314,7 @@ def _not_asked(
             f"{given.by} answered that at {when(given.at)}, with {said}{note}: the first answer "
             "counts"
         )
-    elif facts.status in ENDED:
+    elif facts.status in OVER:
         return ended_error(facts)
     elif not ticket and len([each for each in found if _is_of(step, each.step, each.name)]) > 1:
         why = "several calls of that name ask; give the number of one"

@@ -34,7 +34,7 @@ from stepwise._journal.journal import (
     read_one,
 )
 from stepwise._journal.projection import Calls, Places
-from stepwise._journal.records import Call, Entry, RunFacts
+from stepwise._journal.records import OVER, Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
 from stepwise._journal.versions import recorded_versions
@@ -95,8 +95,8 @@ def status_of(store: Store, seal: Seal, facts: RunFacts, *, owned: bool) -> RunS
     Args:
         owned: True if a process is executing the run.
     """
-    ended = facts.status in ("completed", "failed", "cancelled")
-    if (facts.cancelling and not ended) or (facts.undoing and facts.status == "cancelled"):
+    unwinds = facts.cancelling and facts.status not in OVER
+    if unwinds or (facts.undoing and facts.status == "cancelled"):
         return "cancelling"
     if facts.status != "running" or owned:
         return facts.status

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stepwise._journal.journal import read_head
-from stepwise._journal.records import RunFacts
+from stepwise._journal.records import OVER, RunFacts
 from stepwise._journal.stream import (
     ENDED,
     PLAIN,
@@ -170,7 +170,7 @@ class RunStream:
             head = read_head(self._log.store, self._log.seal, self._log.run_id)
             status = (head[0] if head is not None else self._facts()).status
             yield from self._available()
-            if status in ("completed", "failed", "cancelled"):
+            if status in OVER:
                 if self._log.gone(self._read):
                     raise self._damaged(self._read + 1)
                 yield StreamItem(self._next - 1, "end", status)

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from stepwise._journal.journal import facts_of, seal_for
+from stepwise._journal.records import OVER
 from stepwise._runs.run import Run, each_listed
 from stepwise._runs.streaming import RunStream
 from stepwise._runtime import settings
@@ -55,7 +56,6 @@ from stepwise.ui._access import place
 
 _LARGEST = 16_000_000  # bytes of a body
 _LONGEST_WAIT = 60.0  # seconds that a request for JSON may wait
-_ENDED = ("completed", "failed", "cancelled")
 
 _logger = logging.getLogger("stepwise.http")
 
@@ -270,7 +270,7 @@ class HttpApp:
         except ConfigurationError:  # the id of the chat can be no tag
             return None
         newest = next(itertools.islice(listed, 1), None)
-        return newest.run if newest is not None and newest.facts.status not in _ENDED else None
+        return newest.run if newest is not None and newest.facts.status not in OVER else None
 
     async def _message(self, run: Run) -> EventResponse:
         message = _ai_sdk.UiMessage(run.id)

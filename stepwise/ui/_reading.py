@@ -44,9 +44,9 @@ from stepwise._execution.suspension import PendingWait
 from stepwise._journal.journal import entries_of, newest_mark, open_head, seal_for
 from stepwise._journal.lease import describe_owner, supervisor_name
 from stepwise._journal.log import Bell
-from stepwise._journal.records import Entry, RunFacts
+from stepwise._journal.records import OVER, Entry, RunFacts
 from stepwise._journal.summary import kept_summary, open_waits
-from stepwise._runs.messages import ENDED, messages_of
+from stepwise._runs.messages import messages_of
 from stepwise._runs.overview import overview
 from stepwise._runs.questions import questions_of
 from stepwise._runs.run import Listed, Run, each_listed, newest_heads, number_of_runs
@@ -255,7 +255,7 @@ class RunReader:
         seen = overview(*place, facts, each.owner, count=1)
         row = self._row(each, seen.statuses, seen.spent)
         is_waiting, is_stopped = "waiting" in seen.statuses, row.status in UNFINISHED
-        waits = is_waiting and row.status not in (*ENDED, "cancelling")
+        waits = is_waiting and row.status not in (*OVER, "cancelling")
         # A child run has a head of its own, and its questions with it.
         asked = questions_of(*place, facts) if is_waiting else []
         matters = Matters(
