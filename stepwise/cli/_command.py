@@ -26,7 +26,6 @@ from stepwise._display.terminal import (
     duration_text,
 )
 from stepwise._display.words import cached_text, took_text
-from stepwise._journal.records import OVER
 from stepwise._runs.finding import call_text as call_text
 from stepwise._runs.finding import find_run as find_run
 from stepwise._runs.messages import parsed_json
@@ -385,7 +384,7 @@ def say_next(run: Run, *, waited_for: bool) -> None:
     if owner is not None:
         note(f"process {owner.pid} on {owner.host} executes the run, and has it now")
         return
-    if status in OVER:
+    if status in ("completed", "failed", "cancelled"):
         note(f"the run has {'been ' * (status == 'cancelled')}{status} since")
         return
     resume = f"stepwise resume {shell_word(run.id)}"
