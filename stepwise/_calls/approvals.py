@@ -28,7 +28,6 @@ from typing import Any, Protocol
 from stepwise._calls.call import Performance, record_failure, record_settled
 from stepwise._calls.doubt import in_doubt
 from stepwise._calls.driver import Attempt, Core, Result, Write, written
-from stepwise._calls.recording import record_arguments
 from stepwise._calls.waiting import Waiter, check_may_wait, in_seconds, paused, waited
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.location import Origin
@@ -539,17 +538,6 @@ class ApprovedCall(Performance):
 
     def _load(self, active: ActiveRun, asked: Asked) -> dict[str, Any]:
         return load_arguments(active.codec, self._tool, asked.payload, asked.waiting.form)
-
-
-class RecordingApprovedCall(ApprovedCall):
-    """One call of a tool with ``approve=`` that records its arguments before it asks."""
-
-    __slots__ = ()
-
-    def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
-        """Record the arguments, ask for permission, run the call, and record its outcome."""
-        record_arguments(self, call)
-        return (yield from super().conduct(call, origin, match))
 
 
 def new_ticket() -> str:

@@ -34,16 +34,7 @@ from stepwise._runtime import tracing
 
 async def adrive(core: Core) -> Result:
     """Await a call until it ends."""
-    try:
-        operation = start(core)  # not next(core): see location._BELOW
-        while not isinstance(operation, Result):
-            operation = core.send(await arun(operation))
-        return operation
-    except StopIteration as stop:
-        result: Result = stop.value
-        return result
-    finally:
-        core.close()  # a Ctrl-C or a cancellation leaves nothing of the call open
+    return await aresume(core, start(core))
 
 
 async def auntil_body(core: Core) -> Attempt | Result:
@@ -78,7 +69,7 @@ async def aresume(
         result: Result = stop.value
         return result
     finally:
-        core.close()
+        core.close()  # a Ctrl-C or a cancellation leaves nothing of the call open
 
 
 async def afinish(unfinished: Unfinished, awaited: str) -> Result:

@@ -27,26 +27,33 @@ from stepwise.errors import NotRecordableError
 
 _ORIGIN_DEPTH = 6  # frames from a coroutine of ours to the user's code, at most
 
-made_by: set[CodeType] = set()
-"""The code objects of functions that make coroutines for steps and workflows."""
-
 
 def coroutine_of(function: Callable[..., Any], name: str, *args: Any) -> Any:
     """Return the coroutine of one of our functions, under the name that the user calls.
 
     Inside a run the coroutine keeps enough of its origin to include the user's line.
     """
-    made_by.add(function.__code__)
     depth = sys.get_coroutine_origin_tracking_depth()
     if depth:
         sys.set_coroutine_origin_tracking_depth(max(depth, _ORIGIN_DEPTH))
     try:
-        coroutine = function(*args)
+        coroutine: Any = _folding(function, *args)
     finally:
         if depth:
             sys.set_coroutine_origin_tracking_depth(depth)
     coroutine.__name__ = coroutine.__qualname__ = name  # Python shows the name, too
     return coroutine
+
+
+async def _folding(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return await function(*args)
+    except BaseException as error:
+        raise fold(error)  # noqa: B904
+
+
+made_by: set[CodeType] = {_folding.__code__}
+"""The code objects of functions that make coroutines for steps and workflows."""
 
 
 def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:

@@ -17,6 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Union
 
 from stepwise._calls.driver import (
@@ -1168,6 +1169,12 @@ class Performance:
         if untold or found.unwatched:
             tell_untold(call.name, untold, found.unwatched, active.is_first)
         return recorded
+
+
+@cache
+def mixed(mixin: type, kind: Any) -> Any:
+    """Return the class of calls of this kind that also do what the mixin does."""
+    return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {})
 
 
 def _lost(active: ActiveRun, recorded: RecordedCall) -> float:

@@ -5,7 +5,7 @@ outcome.  The decorated function goes to a worker with its arguments, and its ou
 bytes.  So a value or an exception that cannot be sent is reported by name, and breaks no pool.
 
 An executor is an executor of ``concurrent.futures``.  Executors of a cluster may have more methods
-(see :class:`Far`), looked up by ``getattr``, since users write executors too.
+(those of :class:`.RayExecutor`), looked up by ``getattr``, since users write executors too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.call import DECORATED
 from stepwise._calls.driver import (
@@ -56,34 +56,6 @@ _LOOK = 0.5  # seconds between two checks whether the run must end, while a thre
 
 _NAMES = ("ray",)
 """The executors that can be given by name; they are made with the ``resources`` of the step."""
-
-
-class Far(Protocol):
-    """The methods beyond ``submit`` of an executor whose workers are not children of this process.
-
-    Attributes:
-        far: True: ``__main__`` is another program there, so its code is sent by value.
-    """
-
-    far: bool
-
-    def connect(self) -> None:
-        """Reach the workers, before anything of a call begins."""
-
-    def put(self, value: object) -> object:
-        """Store a value near the workers; return a reference to pass to ``send`` instead."""
-
-    def send(self, name: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Submit a function under the name of a step."""
-
-    def wait(self, future: Future[Any], seconds: float | None) -> bool:
-        """Wait for a future in this thread; return whether it has ended."""
-
-    def lend(self, over: Callable[[], bool]) -> None:
-        """Let others use the resources of this thread while threads of its process wait."""
-
-    def died(self, error: BaseException) -> str:
-        """Return how the worker of a future that ended with ``error`` died; "" if it did not."""
 
 
 # -- which executor ------------------------------------------------------------------------------
@@ -356,17 +328,10 @@ def _packed(
 
 def _in_this_thread(attempt: Attempt) -> Result:
     """Execute a body in a thread of an executor; a coroutine runs in a new event loop."""
-    if not inspect.iscoroutinefunction(attempt.function):
-        return in_thread_of(attempt)
-    import asyncio
-
-    token = scope_variable.set(attempt.scope)
-    try:
-        return Result(asyncio.run(attempt.function(*attempt.args, **attempt.kwargs)))
-    except BaseException as error:  # travels as a value, and is raised by the step's wrapper
-        return Result(error=error)
-    finally:
-        scope_variable.reset(token)
+    if inspect.iscoroutinefunction(attempt.function):
+        function = functools.partial(call_plainly, attempt.function)
+        attempt = Attempt(function, attempt.args, attempt.kwargs, attempt.scope, attempt.name)
+    return in_thread_of(attempt)
 
 
 # -- in the worker -------------------------------------------------------------------------------
@@ -418,9 +383,10 @@ def ready() -> None:
     """Do nothing; makes the executor start its processes before there are more threads."""
 
 
-def call_plainly(function: Any, item: Any) -> Any:
-    """Call a function with an item, outside any run; a coroutine runs in a new event loop."""
-    return _ended(function(item)) if inspect.iscoroutinefunction(function) else function(item)
+def call_plainly(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function; a coroutine runs in a new event loop."""
+    value = function(*args, **kwargs)
+    return _ended(value) if inspect.iscoroutinefunction(function) else value
 
 
 def execute(
@@ -437,9 +403,7 @@ def execute(
         plain = step.function if step is not None else function
         with _named_in_main(names):
             try:
-                value = plain(*args, **kwargs)
-                if inspect.iscoroutinefunction(plain):
-                    value = _ended(value)
+                value = call_plainly(plain, *args, **kwargs)
                 value = codec.encode(value, f"the value returned by {call.name!r}")
                 return value, None, "", here.account.spent
             except KeyboardInterrupt:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from stepwise._calls.call import Performance
+from stepwise._calls.call import Performance, mixed
 from stepwise._calls.driver import Attempt, Core, Operation, Result, Wait, Write, drive, is_body
 from stepwise._calls.refusals import LeftOfLimit, refused_for
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
@@ -546,11 +546,7 @@ def _no_watch() -> Any:
     raise AssertionError("a call that waits for a limit waits for no message")
 
 
-def limited(kind: type[Performance]) -> type[Performance]:
+def limited(kind: Any) -> type[Performance]:
     """Return the class of limited calls that are otherwise calls of this class."""
-    if kind not in _classes:
-        _classes[kind] = type(f"Limited{kind.__name__}", (_Limited, kind), {})
-    return _classes[kind]
-
-
-_classes: dict[type[Performance], type[Performance]] = {}
+    made: type[Performance] = mixed(_Limited, kind)
+    return made

@@ -6,6 +6,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stepwise._calls.awaitables import coroutine_of
@@ -79,7 +80,7 @@ def map(  # noqa: A001
     if executor is not None:
         _check(step, executor)
     if inspect.iscoroutinefunction(step) or (recorded and gives_awaitable(recorded.function)):
-        return coroutine_of(_amap, "map", step, list(items), max_workers, executor)
+        return coroutine_of(_awaited, "map", step, list(items), max_workers, executor)
     try:
         return _map(step, list(items), max_workers, executor)
     except BaseException as error:
@@ -216,16 +217,11 @@ def _map(
         find = None  # outside of a run, the step is the plain function
     if find is not None:
         max_workers = min(max_workers, getattr(find(), "_max_workers", max_workers))
-    if begun is None and executor is not None:
-        outside = find_executor(executor)
-        jobs: list[Callable[[], Any]] = [
-            lambda item=item: outside.submit(call_plainly, step, item).result()  # type: ignore[misc]
-            for item in items
-        ]
-    elif begun is None:
-        jobs = [_plain(step, item) for item in items]
+    if begun is not None:
+        jobs: list[Callable[[], Any]] = [*begun]
     else:
-        jobs = [*begun]
+        call = step if executor is None else partial(_sent, find_executor(executor), step)
+        jobs = [partial(call, item) for item in items]
     failed = threading.Event()
 
     def one(job: Callable[[], Any]) -> Any:
@@ -264,17 +260,8 @@ def _close(begun: list[_Begun] | None) -> None:
         each.close()
 
 
-def _plain(step: Callable[[Any], Any], item: Any) -> Callable[[], Any]:
-    return lambda: step(item)
-
-
-async def _amap(
-    step: Callable[[Any], Any], items: list[Any], max_workers: int, executor: Any
-) -> list[Any]:
-    try:
-        return await _awaited(step, items, max_workers, executor)
-    except BaseException as error:
-        raise fold(error)  # noqa: B904
+def _sent(executor: Executor, step: Callable[[Any], Any], item: Any) -> Any:
+    return executor.submit(call_plainly, step, item).result()
 
 
 async def _awaited(

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, InvalidStateError, wait
-from typing import Any, Protocol
+from typing import Any
 
 from stepwise._runtime.messages import RemoteTraceback
 from stepwise.errors import ConfigurationError
@@ -96,6 +96,7 @@ class RayExecutor(Executor):
     """
 
     far = True
+    """True: ``__main__`` is another program there, so that its code is sent by value."""
 
     def __init__(self, **options: Any) -> None:
         ours = sorted(options.keys() & set(_OURS))
@@ -190,17 +191,10 @@ def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-class _Waitable(Protocol):
-    """A reference to the outcome of a task."""
-
-    def future(self) -> Future[Any]:
-        """Return a future of the outcome."""
-
-
 class _TaskFuture(Future[Any]):
     """The future of a task; when cancelled, it is over at once and Ray ends the task."""
 
-    def __init__(self, ref: _Waitable) -> None:
+    def __init__(self, ref: Any) -> None:
         super().__init__()
         self.ref = ref  # Ray drops the outcome of a task without references
         ref.future().add_done_callback(self._ended)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, overload
 from weakref import WeakKeyDictionary
 
 from stepwise._calls.awaitables import hand_out, made_by
-from stepwise._calls.call import DECORATED, Performance, Performer
+from stepwise._calls.call import DECORATED, Performance, Performer, mixed
 from stepwise._calls.driver import Core, Unfinished, drive, drive_on, resume, start
 from stepwise._execution.account import SPENDS
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
@@ -268,7 +268,7 @@ class Step(Performer):
         self._make_known()
 
     @property
-    def _plain(self) -> type[Performance]:
+    def _plain(self) -> Any:
         """The class of the calls that do not record their arguments."""
         if not self.approve:
             return Performance
@@ -304,11 +304,7 @@ class Step(Performer):
         """The class of the calls that record their arguments."""
         from stepwise._calls.recording import RecordingCall  # on use: few ask for it
 
-        kind: type[Performance] = RecordingCall
-        if self.approve:
-            from stepwise._calls.approvals import RecordingApprovedCall
-
-            kind = RecordingApprovedCall
+        kind: type[Performance] = mixed(RecordingCall, self._plain)
         if self.limit is not None:
             from stepwise._calls.limited import limited
 

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Attempt, Core, Result, resume
@@ -34,6 +35,7 @@ class _StreamedCall(OpenStream):
         body: the attempt that opened the stream.
         value: builds the call's result from the pieces, and from the call's number if the reader
             left.
+        source: yields the pieces.
         complete: returns whether the pieces are all that a reader waits for, although the stream
             goes on.
         finishing: returns whether only the formal end of the stream follows the pieces.
@@ -45,6 +47,8 @@ class _StreamedCall(OpenStream):
         core: Core,
         body: Attempt,
         value: Value,
+        source: Any,
+        *,
         complete: Judge,
         finishing: Judge,
         broken: Judge,
@@ -54,6 +58,7 @@ class _StreamedCall(OpenStream):
         self._core = core
         self._body = body
         self._value = value
+        self._source = source
         self._complete = complete
         self._finishing = finishing
         self._broken = broken
@@ -151,24 +156,12 @@ class _StreamedCall(OpenStream):
 
 
 class Streamed(_StreamedCall):
-    """The pieces of a synchronous stream, recorded when it ends.
+    """The pieces of a synchronous stream, recorded when it ends."""
 
-    Args:
-        source: yields the pieces.
-    """
+    _source: Iterator[bytes]
 
-    def __init__(
-        self,
-        core: Core,
-        body: Attempt,
-        value: Value,
-        source: Iterator[bytes],
-        complete: Judge,
-        finishing: Judge,
-        broken: Judge,
-    ) -> None:
-        super().__init__(core, body, value, complete, finishing, broken)
-        self._source = source
+    def __init__(self, *opened: Any, **ends: Any) -> None:
+        super().__init__(*opened, **ends)
         self._mutex = threading.RLock()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -220,18 +213,10 @@ class Streamed(_StreamedCall):
 class AsyncStreamed(_StreamedCall):
     """The pieces of an asynchronous stream, recorded when it ends; see :class:`Streamed`."""
 
-    def __init__(
-        self,
-        core: Core,
-        body: Attempt,
-        value: Value,
-        source: AsyncIterator[bytes],
-        complete: Judge,
-        finishing: Judge,
-        broken: Judge,
-    ) -> None:
-        super().__init__(core, body, value, complete, finishing, broken)
-        self._source = source
+    _source: AsyncIterator[bytes]
+
+    def __init__(self, *opened: Any, **ends: Any) -> None:
+        super().__init__(*opened, **ends)
         self._mutex = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -125,14 +125,14 @@ class Locator:
             self._frame = nearest if effect else self._frame
             return spot.origin_of_effect if effect else spot.origin
         caller, mapped = _caller(nearest)
+        site = self._site(caller)
         if not effect and (not helped or (caller is not None and caller.f_code is self._code)):
-            return Origin(self._site(_above_sdks(caller)))
+            return Origin(site)
         frame, helper = self._below(caller)
         if mapped or not helped:
             helper = None
         if not effect:
-            return Origin(self._site(_above_sdks(caller)), helper=helper)
-        site = self._site(_above_sdks(caller))
+            return Origin(site, helper=helper)
         if frame is not None:
             self._frame = frame
         else:  # in another task or thread: use the statement at which the workflow waits
@@ -148,7 +148,7 @@ class Locator:
     def _direct_spot(self, frame: FrameType) -> _Spot | None:
         """Return the spot of the workflow's frame, or ``None`` if the frame is inside an SDK."""
         spot = self._direct.get(frame.f_lasti)
-        if spot is None and _above_sdks(frame) is frame:
+        if spot is None and _caller(frame, _SDKS)[0] is frame:
             spot = self._direct[frame.f_lasti] = self._spot(frame)
         return spot
 
@@ -170,8 +170,8 @@ class Locator:
         return frame, Helper(outer, frame.f_lineno or 0)
 
     def _site(self, caller: FrameType | None) -> str:
-        """Return ``file:line`` of a caller, or of the workflow if there is no caller."""
-        frame = caller or self._frame
+        """Return ``file:line`` of a caller above the SDKs, or of the workflow if there is none."""
+        frame = _caller(caller, _SDKS)[0] or self._frame
         return self._spot(frame).site if frame is not None else ""
 
     def _spot(self, frame: FrameType) -> _Spot:
@@ -211,33 +211,26 @@ class Locator:
         self._frame = self._waits = None
 
 
-def _caller(frame: FrameType | None) -> tuple[FrameType | None, bool]:
+def _caller(
+    frame: FrameType | None, packages: Container[str] = ()
+) -> tuple[FrameType | None, bool]:
     """Return the user's nearest frame, and whether ``stepwise.map`` makes the call for it.
 
     The frame is ``None`` if only an event loop is below.
 
     Args:
         frame: the first frame to examine.
+        packages: whose frames are left out, too.
     """
     mapped = False
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}"
-        if not (module.startswith(_BETWEEN) or is_ours(frame.f_code.co_filename)):
+        inside = module.startswith(_BETWEEN) or module.partition(".")[0] in packages
+        if not (inside or is_ours(frame.f_code.co_filename)):
             return (None if module.startswith(_LOOPS) else frame), mapped
         mapped = mapped or module == _MAP
         frame = frame.f_back
     return None, mapped
-
-
-def _above_sdks(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that uses an SDK, for a frame inside the SDK."""
-    while frame is not None:
-        module = f"{frame.f_globals.get('__name__', '')}"
-        inside = module.partition(".")[0] in _SDKS or module.startswith(_BETWEEN)
-        if not (inside or is_ours(frame.f_code.co_filename)):
-            return None if module.startswith(_LOOPS) else frame
-        frame = frame.f_back
-    return None
 
 
 def _column(frame: FrameType) -> str:

@@ -376,7 +376,13 @@ class Clerk:
         self._working = threading.RLock()  # held during a round
 
     def ask(self, place: tuple[Store, Seal], name: str, figures: Figures, turn: Turn) -> None:
-        """Ask for a turn at a limit in a store."""
+        """Ask for a turn at a limit; it has its ``desk`` then, and is granted or waits.
+
+        Args:
+            place: the store, and the seal of its records.
+            name: of the limit.
+            figures: of the limit, as this program states them.
+        """
         with self._changed:
             key = id(place[0]), name
             desk = self._desks.get(key)
@@ -440,7 +446,7 @@ class Clerk:
                 holder.release()
 
     def settle(self, store: Store | None = None) -> None:
-        """Report all that is over in a store, or in all, and forget the desks."""
+        """Report all that is over, and forget the desks: of a store that is closed next, or all."""
         if not self._working.acquire(timeout=_AT_EXIT):
             return
         try:
@@ -473,17 +479,4 @@ def _settle_at_exit() -> None:
     atexit.register(_clerk.settle)
 
 
-def ask(place: tuple[Store, Seal], name: str, figures: Figures, turn: Turn) -> None:
-    """Ask for a turn at a limit; it has its ``desk`` then, and is granted or waits.
-
-    Args:
-        place: the store, and the seal of its records.
-        name: of the limit.
-        figures: of the limit, as this program states them.
-    """
-    _clerk.ask(place, name, figures, turn)
-
-
-def settle(store: Store | None = None) -> None:
-    """Report all that is over at the limits in a store, which is closed next; ``None`` for all."""
-    _clerk.settle(store)
+ask, settle = _clerk.ask, _clerk.settle

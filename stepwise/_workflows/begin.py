@@ -74,7 +74,7 @@ from stepwise._rewrite import Points
 from stepwise._runtime import asyncio_state, settings, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import count, fold, kernel_shell, notice, reports, shell_word, warn
+from stepwise._runtime.messages import count, kernel_shell, notice, reports, shell_word, warn
 from stepwise._values import digest as _digest
 from stepwise._values.codec import Codec
 from stepwise._values.digest import dotted
@@ -399,18 +399,14 @@ def open_run(
         ):  # the owner may have completed the run meanwhile
             facts, recall = recall_run(call, seal)
         if recall is None:
-            _check_turn(call)
+            if call.needs_turn:
+                raise NoTurnError  # noqa: TRY301
             return kind(call, *_take_up(call, seal, lease, facts))
     except BaseException:
         lease.release()
         raise
     lease.release()
     return recall
-
-
-def _check_turn(call: Invocation) -> None:
-    if call.needs_turn:
-        raise NoTurnError
 
 
 def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
@@ -640,7 +636,7 @@ def _take_up(
         locator=Locator(function.__code__, _points_of(node) if node is not None else None),
         parent=call.parent,
         secrets=secrets,
-        budget=callee.budget,
+        budget=callee.options.budget,
         is_new=is_new,
     )
     if call.timeout is not None:
@@ -708,7 +704,7 @@ def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFac
         secrets=" ".join(sorted(n for n, v in secret.items() if v is not None)),
         hidden=" ".join(callee.hiding.names(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
-        tags={name: secrets.mask(text) for name, text in callee.tags},
+        tags={name: secrets.mask(text) for name, text in callee.options.tags},
         made=made,
     )
     facts = facts_at_start(call.run_id, started)._replace(
@@ -1706,7 +1702,7 @@ def invoke(
         return _adrain(top) if want_run else execute_async_generator(top.begin, top)
     if not workflow.is_coroutine:
         return _plain(workflow, instance, args, kwargs, want_run)
-    return coroutine_of(_coroutine, workflow.label, workflow, instance, args, kwargs, want_run)
+    return coroutine_of(_awaited, workflow.label, workflow, instance, args, kwargs, want_run)
 
 
 def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool) -> Any:
@@ -1726,13 +1722,6 @@ def _given(child: ChildCall, result: Result, want_run: bool) -> Any:
         return child.handle()
     value = result.unwrap()
     return child.handle() if want_run else value
-
-
-async def _coroutine(*call: Any) -> Any:
-    try:
-        return await _awaited(*call)
-    except BaseException as error:
-        raise fold(error)  # noqa: B904
 
 
 async def _awaited(

@@ -520,7 +520,7 @@ class DebuggedRun(WorkflowRun):
         if self._introduced:
             return
         self._introduced = True
-        facts, why = self.active.facts, self._why()
+        facts, why = self.active.facts, self._fits.why
         error = f": {facts.error}" if facts.error else ""
         where = "at the top of its function, since it has no checkpoint that fits"
         if self.chosen is not None:

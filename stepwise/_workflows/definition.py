@@ -364,20 +364,16 @@ class Callee:
         method: the parameter that receives the instance; empty if the workflow is not a method.
         secret: the secret arguments by name.
         hiding: which arguments are not stored, or not shown.
-        compensates: whether the run's side effects are undone when it fails.
+        options: of the workflow; those of a host's program are at their defaults.
         promised: whether the caller receives the run id at once, and relies on it.
-        tags: names and texts for finding the run.
-        budget: the limit of the run's spending; ``None`` for no limit.
     """
 
     instance: Any = None
     method = ""
     secret: Mapping[str, Any] = {}
     hiding = NO_HIDING
-    compensates = False
+    options = Options()
     promised = False
-    tags: tuple[tuple[str, str], ...] = ()
-    budget: Budget | None = None
 
     def __init__(
         self,
@@ -404,9 +400,6 @@ class BoundCall(Callee):
     ) -> None:
         self.workflow = workflow
         self.options = workflow.options
-        self.compensates = workflow.options.compensate_on_failure
-        self.tags = workflow.options.tags
-        self.budget = workflow.options.budget
         self.hiding = workflow.parameters.hiding
         self.instance = instance
         self.args = args if instance is None else (instance, *args)

@@ -179,7 +179,7 @@ class OpenedRun:
     def undo_after(self) -> Core:
         """Undo the side effects of a failed or cancelled run if its workflow asks for that."""
         active, ended = self.active, ("failed", "cancelled")
-        if self.call.callee.compensates and active.facts.status in ended:
+        if self.call.callee.options.compensate_on_failure and active.facts.status in ended:
             from stepwise._calls.compensation import compensate  # on use
 
             result = yield from compensate(active.journal, active.facts)

@@ -29,7 +29,7 @@ import time
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from inspect import iscoroutine
 from operator import itemgetter
 from types import CodeType, FrameType
@@ -750,6 +750,7 @@ _SEVERAL = 3  # steps without a boundary
 _ALLOWED = 0.05  # seconds for checkpoints before statements that might call a step
 _GUESSES = 0.05  # share of the run's time for such checkpoints, in a long run
 _SHARE, _COST, _SETTLED = 0.1, 0.002, 30.0  # share of the run's time; seconds each; seconds run
+_NONE_GIVEN: Mapping[str, str] = {}
 _NO_ITERATORS = ("generator", "async_generator", "coroutine")
 
 
@@ -1319,14 +1320,14 @@ class WorkflowFrame(rewrite.Frame):
 def state_of(
     active: ActiveRun,
     *,
-    position: str,
-    line: int,
-    file: str,
-    prefix: str,
-    visited: list[str],
-    arguments: dict[str, str],
+    position: str = "",
+    line: int = 0,
+    file: str = "",
+    prefix: str = "",
+    visited: Sequence[str] = (),
+    arguments: Mapping[str, str] = _NONE_GIVEN,
 ) -> State:
-    """Return the state of the run for a checkpoint; the arguments describe the frame."""
+    """Return the state of the run for a checkpoint; the arguments describe the frame, if any."""
     journal, pool, progress = active.journal, active.pool, active.progress
     ordinals, children = active.ordinals.kept()
     with active.lock:

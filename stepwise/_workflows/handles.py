@@ -64,7 +64,7 @@ from stepwise._workflows.execute import (
     watch_sigterms,
 )
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.stores import Head, Store, open_store
+from stepwise.stores import Store, open_store
 
 if TYPE_CHECKING:
     import asyncio
@@ -185,7 +185,8 @@ class Backlog:
         for head in self.store.heads(unfinished=True):
             known = before.get(head.run_id)
             if known is None or known[0] != head.data:
-                known = head.data, self._facts(head)
+                facts = facts_of(self.store, self.seal, head.run_id)
+                known = head.data, facts if _may_go_on(facts) else None
             self._opened[head.run_id] = known
             if (facts := known[1]) is not None:
                 found.append(UnfinishedRun(self.store, self.seal, facts))
@@ -215,10 +216,6 @@ class Backlog:
         while facts is not None and facts.parent:
             facts = facts_of(self.store, self.seal, facts.parent)
         return UnfinishedRun(self.store, self.seal, facts) if _may_go_on(facts) else None
-
-    def _facts(self, head: Head) -> RunFacts | None:
-        facts = facts_of(self.store, self.seal, head.run_id)
-        return facts if _may_go_on(facts) else None
 
 
 def stores_of(known: Iterable[Definition], store: Any = None) -> list[Store]:

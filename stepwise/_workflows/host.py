@@ -308,16 +308,11 @@ class HostedRun(OpenedRun):
 
     def state(self) -> State:
         """Return the state of the run; a host's code has no position."""
-        return place_in(self.active)
+        return state_of(self.active)
 
     def put(self, name: str, header: dict[str, Any], data: Data = b"", *, durable: bool) -> None:
         """Store an object beside the run's records."""
         self.active.journal.put(name, header, data, durable=durable)
-
-
-def place_in(active: ActiveRun) -> State:
-    """Return the state of a run whose code has no position."""
-    return state_of(active, position="", line=0, file="", prefix="", visited=[], arguments={})
 
 
 # -- calls inside it -----------------------------------------------------------------------------

@@ -527,5 +527,5 @@ class ComparedRun(WorkflowRun):
     def _begun(self) -> None:
         """Note where the rerun begins; nothing else is recorded."""
         self.active.begun = True
-        why = self._why()
+        why = self._fits.why
         self._look.start = f"{self._told}{f' ({why})' if why else ''}"

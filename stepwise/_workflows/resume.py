@@ -448,7 +448,7 @@ class WorkflowRun(OpenedRun):
     def _replay(self) -> None:
         """Replay the run from the top, with answers from the journal."""
         active = self.active
-        refusal = cannot_replay(active.facts, self._why())
+        refusal = cannot_replay(active.facts, self._fits.why)
         if refusal is not None:
             raise refusal
         entries = self._load(Position())
@@ -506,9 +506,5 @@ class WorkflowRun(OpenedRun):
         code = self._callee.workflow.code
         record_resumed(active, self._told, step, code=code, void=self._void)
         if active.parent is None and not (self._is_first or active.is_branch):  # it has a table
-            why = self._why()
+            why = self._fits.why
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
-
-    def _why(self) -> str:
-        """Return why the run does not resume at the newest checkpoint."""
-        return self._fits.why

@@ -180,7 +180,7 @@ class CheckpointStore:
             checkpoint.run_id,
             checkpoint.step_number,
             checkpoint._facts(),
-            host.place_in(active) if active is not None else None,
+            host.state_of(active) if active is not None else None,
         )
 
     def _save(
