@@ -23,6 +23,7 @@ the statement where it stopped. Completed steps and tools do not run again.
 Recording
   step, tool            decorators for the calls that are recorded
   map                   calls a step for each item, several at a time
+  best_of               calls a function several times, and chooses by a score
   resource, reenterable objects to create again on resume: clients, context managers
   identity              which attributes distinguish two clients
   background            exempts a task that does not belong to the run
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     from stepwise._runtime.listening import on_event
     from stepwise._runtime.retention import Retain
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
+    from stepwise._workflows.selection import best_of
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
     from stepwise.integrations.instrument import instrument, uninstrument
 
@@ -192,6 +194,7 @@ __all__ = [
     "Workflow",
     "approve",
     "background",
+    "best_of",
     "configure",
     "current_run",
     "current_step",
@@ -246,6 +249,7 @@ _ON_USE = {
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "Limit": "_calls.limited",
     "map": "_calls.parallel",
+    "best_of": "_workflows.selection",
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),
     "spend": "_calls.steps",
     **dict.fromkeys(("Budget", "Spent"), "_execution.budget"),

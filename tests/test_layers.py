@@ -579,17 +579,17 @@ FRONT_DOOR = """
     BudgetExceeded Checkpoint CheckpointStore CodeChangedError CodePlace CompletedCall
     ConfigurationError CorruptStoreError CurrentStep DidNotHappen DigestError EffectRefusedError
     Event FirstTrue Handle InDoubtCall InboxMessage Inconclusive JournalLostError Landed
-    LeaseLostError Limit NotRecordableError OutsideRunError PendingWait PossibleStep Program
-    Question RecordedFrame RecoverableAgent Recovered Retain Run RunBranch RunBranches RunBusyError
-    RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
-    RunSkipped RunStopped RunStream RunSuspended RunTimeoutError RunWarning SignalRefusedError
-    Spent StepAttempt StepFailedError StepInDoubtError StepNotFoundError StepRecord
-    StepTimeoutError StepwiseError StepwiseWarning StoppedCall StoreError StreamChangedError
-    StreamItem ThreadMovedOnError UnreadableValueError UnrecordedCallWarning UnusedRecordWarning
-    VariableChange VariableHistory VariableShown Verification WaitTimeoutError Why WorkerDiedError
-    Workflow approve background configure current_run current_step emit errors get_run identity
-    instrument map on_event recover reenterable resource runs sleep sleep_until spend step tool
-    uninstrument wait_for workflow
+    LeaseLostError Limit NoCandidateError NotRecordableError OutsideRunError PendingWait
+    PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Retain Run RunBranch
+    RunBranches RunBusyError RunCancelled RunCheckpoint RunConflictError RunEndedError
+    RunNotFoundError RunOwnedError RunSkipped RunStopped RunStream RunSuspended RunTimeoutError
+    RunWarning SignalRefusedError Spent StepAttempt StepFailedError StepInDoubtError
+    StepNotFoundError StepRecord StepTimeoutError StepwiseError StepwiseWarning StoppedCall
+    StoreError StreamChangedError StreamItem ThreadMovedOnError UnreadableValueError
+    UnrecordedCallWarning UnusedRecordWarning VariableChange VariableHistory VariableShown
+    Verification WaitTimeoutError Why WorkerDiedError Workflow approve background best_of configure
+    current_run current_step emit errors get_run identity instrument map on_event recover
+    reenterable resource runs sleep sleep_until spend step tool uninstrument wait_for workflow
 """
 
 

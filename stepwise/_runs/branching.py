@@ -16,6 +16,7 @@ from typing import Any
 
 from stepwise import errors
 from stepwise._calls.branching import answer_with, policy_of
+from stepwise._calls.parallel import check_workers, variations_of
 from stepwise._display import render
 from stepwise._execution.account import pooled
 from stepwise._execution.active_run import current_scope
@@ -102,26 +103,6 @@ class BranchPoint:
             except errors.DigestError:
                 facts.append(name)
         return f"{self.run.id}.{place + 1}-{digest.combine(policy, *facts)[:12]}"
-
-
-def variations_of(variations: Any) -> list[dict[str, Any]]:
-    """Return the variables of each branch.
-
-    Raises:
-        ConfigurationError: these are no variations.
-    """
-    if isinstance(variations, int) and not isinstance(variations, bool) and variations > 0:
-        return [{} for _ in range(variations)]
-    try:
-        found = [dict(each) for each in variations]
-    except (TypeError, ValueError):
-        found = []
-    if not found or any(not isinstance(name, str) for each in found for name in each):
-        raise ConfigurationError(
-            f"variations={preview(variations)}: give a number of branches, or for each branch the "
-            'variables that differ: variations=[{"model": "a"}, {"model": "b"}]'
-        )
-    return found
 
 
 # -- the branches ----------------------------------------------------------------------------------
@@ -248,7 +229,7 @@ def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBr
     Raises:
         RunBusyError: the base is being executed.
     """
-    policy, each_of = policy_of(effects), variations_of(variations)
+    policy, each_of = policy_of(effects), variations_of(variations, "branches")
     found = RunBranches()
     point = BranchPoint(run, at)
     point.check(each_of)
@@ -277,8 +258,7 @@ def branch(
             f"branch() of run {run.id!r} was called inside run {scope.run.run_id!r}, which would "
             "not record it: call it outside of any run"
         )
-    if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
-        raise ConfigurationError(f"branch(max_workers={max_workers!r}): it must be 1 or more")
+    check_workers("branch()", max_workers)
     if budget is not None:
         from stepwise._execution.budget import Budget  # on use
 

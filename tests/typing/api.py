@@ -537,6 +537,25 @@ async def achild(x: int) -> float:
     return x * x
 
 
+def rate(value: float) -> int:
+    return round(value)
+
+
+async def arate(value: float) -> int:
+    return round(value)
+
+
+async def check_best_of() -> None:
+    assert_type(stepwise.best_of(8, square, 2, score=rate), float)
+    assert_type(stepwise.best_of([{"x": 1}], child, score=rate, max_workers=2), float)
+    assert_type(stepwise.best_of(8, square, 2, score=lambda value: -value), float)
+    assert_type(await stepwise.best_of(8, asquare, 2, score=rate), float)
+    assert_type(await stepwise.best_of(8, square, 2, score=arate), float)
+    assert_type(await stepwise.best_of(8, achild, 2, score=arate), float)
+    stepwise.best_of(8, square)  # type: ignore[call-overload]
+    stepwise.best_of(8, square, score=rate, workers=2)  # type: ignore[call-overload]
+
+
 async def check_map() -> None:
     assert_type(stepwise.map(square, [1, 2]), "list[float]")
     assert_type(stepwise.map(square, range(3), max_workers=2), "list[float]")
