@@ -50,6 +50,7 @@ Settling
   Landed, DidNotHappen, Inconclusive   what an ``in_doubt=`` function returns
   Run.fork, Run.compensate, Run.forget, Run.delete
   Run.branch            one moment of a run, continued many times, without side effects
+  evaluate              branches of many runs, each with a score; makes an Evaluation
 Configuring
   configure             where runs are stored, encryption, what distinguishes calls
   Retain                what stepwise up keeps of ended runs: configure(retain=...)
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
     from stepwise._runtime.retention import Retain
+    from stepwise._workflows.evaluation import Evaluation, evaluate
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
     from stepwise._workflows.selection import best_of
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
@@ -160,6 +162,7 @@ __all__ = [
     "CompletedCall",
     "CurrentStep",
     "DidNotHappen",
+    "Evaluation",
     "Event",
     "FirstTrue",
     "Handle",
@@ -200,6 +203,7 @@ __all__ = [
     "current_step",
     "emit",
     "errors",
+    "evaluate",
     "get_run",
     "identity",
     "instrument",
@@ -250,6 +254,7 @@ _ON_USE = {
     "Limit": "_calls.limited",
     "map": "_calls.parallel",
     "best_of": "_workflows.selection",
+    **dict.fromkeys(("Evaluation", "evaluate"), "_workflows.evaluation"),
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),
     "spend": "_calls.steps",
     **dict.fromkeys(("Budget", "Spent"), "_execution.budget"),

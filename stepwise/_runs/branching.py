@@ -20,7 +20,7 @@ from stepwise._calls.parallel import check_workers, variations_of
 from stepwise._display import render
 from stepwise._execution.account import pooled
 from stepwise._execution.active_run import current_scope
-from stepwise._execution.process_memory import known_workflow
+from stepwise._execution.process_memory import KnownWorkflow, known_workflow
 from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
@@ -191,7 +191,7 @@ class RunBranches(list[RunBranch]):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each branch, as plain data: what the table shows."""
-        return [_row(each) for each in self]
+        return [{**row_of(each), "parted": each.parted} for each in self]
 
     def __str__(self) -> str:
         return render.branches_text(self.rows())
@@ -202,7 +202,8 @@ class RunBranches(list[RunBranch]):
         return render.branches_html(self.rows())
 
 
-def _row(branch: RunBranch) -> dict[str, Any]:
+def row_of(branch: RunBranch) -> dict[str, Any]:
+    """Return a branch as plain data."""
     run, spent, error = branch.run, branch.run.spent, branch.error
     proposed = [f"proposes {each.name}" for each in branch.proposals]
     outcome = run._facts().error or (f"{type(error).__name__}: {error}" if error else "")
@@ -219,7 +220,6 @@ def _row(branch: RunBranch) -> dict[str, Any]:
         "steps": spent.steps,
         "usd": spent.usd,
         "seconds": spent.seconds,
-        "parted": branch.parted,
     }
 
 
@@ -242,6 +242,44 @@ def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBr
     return found
 
 
+def check(what: str, max_workers: Any, budget: Any) -> None:
+    """Refuse what cannot execute branches.
+
+    Args:
+        what: the call, for messages.
+
+    Raises:
+        ConfigurationError: it is called inside of a run, or an argument cannot be used.
+    """
+    scope = current_scope()
+    if scope is not None:
+        raise ConfigurationError(
+            f"{what} was called inside run {scope.run.run_id!r}, which would not record it: call "
+            "it outside of any run"
+        )
+    check_workers(what, max_workers)
+    if budget is not None:
+        from stepwise._execution.budget import Budget  # on use
+
+        check_kind(f"budget= of {what}", budget, Budget, "give stepwise.Budget(usd=1)")
+
+
+def workflow_of(run: Any) -> KnownWorkflow:
+    """Return the workflow that executes the branches of a run.
+
+    Raises:
+        ConfigurationError: this process does not know it, or it is a generator.
+    """
+    workflow = known_workflow(run.workflow)
+    definition = workflow.definition
+    if definition.is_generator or definition.is_async_generator:
+        raise ConfigurationError(
+            f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: it "
+            "cannot have branches"
+        )
+    return workflow
+
+
 def branch(
     run: Any,
     at: int | str | None,
@@ -252,31 +290,14 @@ def branch(
     inputs: Mapping[str, Any],
 ) -> RunBranches:
     """Make branches, and execute those that have not ended; see :meth:`stepwise.Run.branch`."""
-    scope = current_scope()
-    if scope is not None:
-        raise ConfigurationError(
-            f"branch() of run {run.id!r} was called inside run {scope.run.run_id!r}, which would "
-            "not record it: call it outside of any run"
-        )
-    check_workers("branch()", max_workers)
-    if budget is not None:
-        from stepwise._execution.budget import Budget  # on use
-
-        check_kind("branch(budget=...)", budget, Budget, "give stepwise.Budget(usd=1)")
-    workflow = known_workflow(run.workflow)
-    definition = workflow.definition
-    if definition.is_generator or definition.is_async_generator:
-        raise ConfigurationError(
-            f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: it "
-            "cannot have branches"
-        )
+    check(f"branch() of run {run.id!r}", max_workers, budget)
+    work = functools.partial(execute, workflow_of(run), inputs)
     found = make(run, at, variations, effects)
-    execute = functools.partial(_execute, workflow, inputs)
     spent = [each.run.spent for each in found] if budget is not None else ()
     with pooled(f"the branches of {run.id}", budget, spent):
         pool = ThreadPoolExecutor(max_workers, "stepwise branch")
         try:
-            jobs = [pool.submit(contextvars.copy_context().run, execute, each) for each in found]
+            jobs = [pool.submit(contextvars.copy_context().run, work, each) for each in found]
             for job in jobs:
                 job.result()
         finally:
@@ -290,7 +311,7 @@ def to_execute(branch: RunBranch) -> bool:
     return facts.status not in (*_OVER, "suspended") and facts.effects != ADOPTED
 
 
-def _execute(workflow: Any, inputs: Mapping[str, Any], branch: RunBranch) -> None:
+def execute(workflow: KnownWorkflow, inputs: Mapping[str, Any], branch: RunBranch) -> None:
     """Execute a branch until it ends, proposes something, or stops."""
     if not to_execute(branch):
         return
