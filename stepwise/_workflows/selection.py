@@ -34,7 +34,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, fold
 from stepwise._values.preview import preview
 from stepwise._workflows.begin import ChildCall
-from stepwise.errors import ConfigurationError, NoCandidateError
+from stepwise.errors import ConfigurationError, NoCandidateError, NotRecordableError
 
 R = TypeVar("R")
 
@@ -149,7 +149,12 @@ def _kept(job: Callable[[], Any]) -> Callable[[], Result]:
 
     def kept() -> Result:
         try:
-            return Result(job())
+            value = job()
+            if inspect.isawaitable(value):
+                raise NotRecordableError(  # noqa: TRY301 -- as inside of a run
+                    "a plain function returned an awaitable, which nobody awaits: make it async def"
+                )
+            return Result(value)
         except Exception as error:
             return Result(error=error)
 
@@ -306,9 +311,10 @@ def _choose(calls: _Round, judge: CalledFunction) -> _Choice:
 
 
 def _none(name: str, failed: Sequence[Any]) -> NoCandidateError:
-    first = preview(failed[0])
+    from stepwise._runs.steps import text_of_error  # on use
+
     return NoCandidateError(
         f"best_of() has no result to choose from: {count(len(failed), 'call')} of {name!r} "
-        f"failed, the first with {first}",
+        f"failed, the first with {text_of_error(failed[0])}",
         exceptions=tuple(failed),
     )

@@ -14,7 +14,7 @@ import writes
 from stepwise import DidNotHappen, Landed, best_of, step, tool, workflow
 
 FLOW = sys.argv[4]
-VARIATIONS = [{"name": "a"}, {"name": "bad"}, {"name": "c"}, {}, {}]
+VARIATIONS = [{"name": "a"}, {"name": "best"}, {"name": "c"}, {}, {}]
 here = []
 
 
@@ -26,8 +26,9 @@ def drawn(what):
 
 @step
 def candidate(name="same"):
-    """Make a result."""
-    if name == "bad":
+    """Make a result; the best one fails the first time."""
+    if name == "best" and not here[0].lines("failed"):
+        here[0].log("failed", name)
         raise ValueError(name)
     return [name, drawn("candidate")]
 
@@ -47,14 +48,14 @@ def child(name="same"):
 
 @step
 def judge(result):
-    """Say one of three numbers, so that results are equal."""
-    return drawn(f"score {result}") % 3
+    """Say one of three numbers, so that results are equal; the best one has more."""
+    return drawn(f"score {result}") % 3 + 3 * (result[0] == "best")
 
 
 async def ajudge(result):
     """Judge without a record of its own."""
     await asyncio.sleep(0)
-    return drawn(f"score {result}") % 3
+    return drawn(f"score {result}") % 3 + 3 * (result[0] == "best")
 
 
 def happened(call):
@@ -71,9 +72,9 @@ def publish(result):
 
 
 def told(result):
-    """Note a choice, and use it."""
-    here[0].log("chosen", result)
+    """Use a choice, and note it."""
     assert publish(result) == result
+    here[0].log("chosen", result)
     return result
 
 

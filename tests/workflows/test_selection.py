@@ -193,6 +193,22 @@ def test_a_choice_that_nobody_awaits():
         asyncio.run(flow())
 
 
+def test_a_plain_function_that_returns_an_awaitable():
+    """A plain function that returns a coroutine is named, in a run and outside of any."""
+
+    def later():
+        async def never():
+            return 1
+
+        coroutine = never()
+        coroutine.close()
+        return coroutine
+
+    for call in (best_of, lambda *args, **given: in_run(lambda: best_of(*args, **given))):
+        with pytest.raises(NoCandidateError, match="NotRecordableError"):
+            call(2, later, score=len)
+
+
 # -- child runs ------------------------------------------------------------------------------------
 
 
