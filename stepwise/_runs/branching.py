@@ -127,7 +127,7 @@ class RunBranch:
         self._error = error
 
     def __repr__(self) -> str:
-        return f"<Branch {self.run.id} {self.run.status}: {_shown(self.variation)}>"
+        return f"<Branch {self.run.id} {self.run.status}: {shown_variation(self.variation)}>"
 
     @property
     def result(self) -> Any:
@@ -181,7 +181,8 @@ def _calls_of(run: Any, run_id: str) -> dict[int, Call]:
     return {each.call.number: each.call for each in entries if each.call is not None}
 
 
-def _shown(variation: Mapping[str, Any]) -> str:
+def shown_variation(variation: Mapping[str, Any]) -> str:
+    """Return the variables of a branch as short text."""
     return ", ".join(f"{name}={preview(value)}" for name, value in variation.items()) or "as it was"
 
 
@@ -214,7 +215,7 @@ def row_of(branch: RunBranch) -> dict[str, Any]:
     return {
         "run": run.id,
         "base": run.forked_from or "",
-        "variation": _shown(branch.variation),
+        "variation": shown_variation(branch.variation),
         "status": run.status,
         "result": ", ".join(proposed) or outcome,
         "steps": spent.steps,

@@ -14,15 +14,18 @@ import contextvars
 import csv
 import inspect
 import io
+import itertools
 import json
 import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from stepwise._calls.branching import BranchCall, policy_of
+from stepwise._calls.edits import edits_in
 from stepwise._calls.parallel import variations_of
 from stepwise._calls.steps import step_of
 from stepwise._display import render
@@ -32,6 +35,7 @@ from stepwise._execution.process_memory import KnownWorkflow
 from stepwise._identity.following import version_of
 from stepwise._identity.identity import captured
 from stepwise._journal.journal import facts_of
+from stepwise._journal.records import RunFacts
 from stepwise._runs.branching import (
     RunBranch,
     RunBranches,
@@ -39,6 +43,7 @@ from stepwise._runs.branching import (
     execute,
     make,
     row_of,
+    shown_variation,
     workflow_of,
 )
 from stepwise._runs.run import Run, current_run
@@ -60,22 +65,32 @@ _SCORES = "scores"  # the tag of a run that scores another one
 # -- the score of a run ----------------------------------------------------------------------------
 
 
-@workflow(name="score", ignore=("score",))
-def score_run(run_id: str, score: Any) -> float:
+_scoring: ContextVar[_Scorer | None] = ContextVar("stepwise_scoring", default=None)
+"""The score that the run which begins here makes.
+
+Rejected: the function as an argument of that run.  Each score would record it, with all that it
+holds.
+"""
+
+
+@workflow(name="score")
+def score_run(run_id: str) -> float:
     """Score the result of a run."""
-    this = current_run()
-    assert this is not None
-    run, judge = Run(this.store, run_id), _judge_of(score)
-    value = judge.call(run.result, run) if _takes_run(score) else judge.call(run.result)
-    return _number(asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value, judge)
+    return _score_here(run_id)
+
+
+def _score_here(run_id: str) -> float:
+    this, scorer = current_run(), _scoring.get()
+    if this is None or scorer is None:
+        raise ConfigurationError(
+            f"run {run_id!r} is scored by a function that only the call of evaluate() has: call it "
+            "again"
+        )
+    return scorer.judge(Run(this.store, run_id))
 
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def _judge_of(score: Any) -> CalledFunction:
-    return callee_of(score, "score", "score= of evaluate()")
 
 
 def _takes_run(score: Any) -> bool:
@@ -105,9 +120,8 @@ def _number(score: Any, judge: CalledFunction) -> float:
     )
 
 
-def _version_of(score: Any) -> str:
+def _version_of(judge: CalledFunction) -> str:
     """Return what tells a score from others, and from itself before an edit."""
-    judge = _judge_of(score)
     recorded = step_of(judge.function)
     if recorded is not None:
         function, code = recorded.function, recorded.code
@@ -138,21 +152,41 @@ class _Scorer:
     """
 
     def __init__(self, score: Any) -> None:
-        self._score, self._version = score, _version_of(score)
+        self._judge = callee_of(score, "score", "score= of evaluate()")
+        self._takes_run, self._version = _takes_run(score), _version_of(self._judge)
 
-    def run(self, scored: Run) -> Run:
-        """Return the run that scores another one."""
-        return Run(scored.store, f"{scored.id}.score-{self._version}", scored._seal)
+    def judge(self, scored: Run) -> float:
+        """Return what the function says of a run."""
+        given = (scored.result, scored) if self._takes_run else (scored.result,)
+        value = self._judge.call(*given)
+        value = asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+        return _number(value, self._judge)
+
+    def run(self, scored: Run) -> tuple[Run, RunFacts | None]:
+        """Return the run that scores another one, and its facts if it has begun.
+
+        A run whose results come from a step that was edited since keeps them; another one begins.
+        """
+        store, seal = scored.store, scored._seal
+        for number in itertools.count(1):
+            run_id = f"{scored.id}.score-{self._version}{f'.{number}' if number > 1 else ''}"
+            facts = facts_of(store, seal, run_id)
+            if facts is None or not edits_in(store, seal, run_id):
+                break
+        return Run(store, run_id, seal), facts
 
     def __call__(self, scored: Run) -> float:
         """Return the score of a run that has completed."""
-        run = self.run(scored)
-        facts = facts_of(run.store, run._seal, run.id)
-        if facts is None or facts.status != "completed":
-            scoring = score_run.options(run_id=run.id, store=run.store, tags={_SCORES: scored.id})
-            return scoring(scored.id, self._score)
-        score: float = run.result
-        return score
+        run, facts = self.run(scored)
+        if facts is not None and facts.status == "completed":
+            score: float = run.result
+            return score
+        scoring = score_run.options(run_id=run.id, store=run.store, tags={_SCORES: scored.id})
+        token = _scoring.set(self)
+        try:
+            return scoring(scored.id)
+        finally:
+            _scoring.reset(token)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -241,11 +275,13 @@ class _ToScore(NamedTuple):
     """A run or a branch that is to be scored.
 
     Args:
+        variation: what stands for its variation in the table.
         workflow: executes the branch; ``None`` for a run as it is.
         problem: why the run has no branches.
     """
 
     branch: RunBranch
+    variation: str = BASE
     workflow: KnownWorkflow | None = None
     problem: str = ""
 
@@ -307,12 +343,13 @@ def _each_to_score(
     runs: Any, at: int | str | None, variations: list[dict[str, Any]], effects: Any
 ) -> Iterator[_ToScore]:
     """Make the branches of each run; yield the run, and its branches."""
-    seen = set[str]()
+    seen, names = set[str](), _names_of(variations)
     for each in [runs] if isinstance(runs, (Run, str)) else runs:
         run = Run(open_store(settings.store()), each) if isinstance(each, str) else each
         check_kind("runs= of evaluate()", run, Run, "give runs or their ids: stepwise.runs(...)")
         facts = facts_of(run.store, run._seal, run.id)
-        if run.id in seen or (facts is not None and (facts.is_branch or _SCORES in facts.tags)):
+        is_ours = facts is not None and (facts.is_branch or facts.workflow == score_run.full_name)
+        if is_ours or run.id in seen:
             continue
         seen.add(run.id)
         found, workflow, problem = RunBranches(), None, ""
@@ -322,17 +359,31 @@ def _each_to_score(
         except (StepwiseError, RunStopped) as error:
             problem = f"{error}"
         yield _ToScore(RunBranch(run, {}), problem=problem)
-        for branch in found:
-            yield _ToScore(branch, workflow)
+        for branch, name in zip(found, names, strict=False):  # a run without branches has none
+            yield _ToScore(branch, name, workflow)
+
+
+def _names_of(variations: list[dict[str, Any]]) -> list[str]:
+    """Return a text for each variation; texts that were shortened to the same one get a number."""
+    names, known = [], dict[str, str]()
+    for number, variation in enumerate(variations, 1):
+        name = shown_variation(variation)
+        try:
+            identity = digest.digest(variation)
+        except DigestError:
+            identity = f"{number}"
+        is_other = known.setdefault(name, identity) != identity
+        names.append(f"{name} (variation {number})" if is_other else name)
+    return names
 
 
 def _count_before(account: Account, job: _ToScore, scorer: _Scorer) -> None:
     """Count what a branch and its score have spent before, towards the budget of all."""
     run = job.branch.run
-    scoring = scorer.run(run)
+    scoring, facts = scorer.run(run)
     if job.workflow is not None:
         account.count(run.spent)
-    if facts_of(scoring.store, scoring._seal, scoring.id) is not None:
+    if facts is not None:
         account.count(scoring.spent)
 
 
@@ -351,6 +402,5 @@ def _done(job: _ToScore, scorer: _Scorer, inputs: Mapping[str, Any]) -> dict[str
     except (Exception, RunStopped) as error:
         row["error"] = f"{type(error).__name__}: {error}"
     if job.workflow is None:
-        row |= {"base": branch.run.id, "variation": BASE}
-        row["error"] = job.problem or row["error"]
-    return row
+        row |= {"base": branch.run.id, "error": job.problem or row["error"]}
+    return row | {"variation": job.variation}

@@ -5,10 +5,13 @@ import csv
 import functools
 import io
 import json
+import os
 import sys
+import threading
 import tracemalloc
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import Budget, evaluate, step, tool, workflow
@@ -145,6 +148,57 @@ def longer_by(by):
     return lambda text: longer(text, by)
 
 
+PROGRAM = """
+import stepwise
+from stepwise import step, workflow
+
+RATE = 1
+
+def helper(text):
+    return RATE
+
+@step
+def think(topic):
+    return topic
+
+@step
+def judge(text):
+    print("judged", text)
+    return helper(text)
+
+@workflow
+def child(text):
+    return judge(text)
+
+@workflow(retention="all")
+def agent(topic):
+    return think(topic)
+
+if __name__ == "__main__":
+    if not stepwise.runs(agent):
+        agent("tides")
+    for score in (judge, child, lambda text: judge(text), lambda text: child(text) + 0):
+        found = stepwise.evaluate(stepwise.runs(agent), at=1, score=score)
+        print([row["score"] or row["error"] for row in found])
+"""
+
+
+def test_an_edited_step_of_a_score_is_made_anew(tmp_path):
+    """A score whose steps or what they read were edited is made anew, once for each version."""
+    path = tmp_path / "program.py"
+    env = {**os.environ, "STEPWISE_QUIET": "1"}
+
+    def ran(rate):
+        path.write_text(PROGRAM.replace("RATE = 1", f"RATE = {rate}"))
+        done = python("program.py", cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert [line for line in lines if line[0] == "["] == [f"[{rate}, {rate}]"] * 4
+        return len(lines) - 4
+
+    assert [ran(rate) for rate in (1, 1, 2, 2, 1, 3)] == [8, 0, 8, 0, 0, 8]
+
+
 def test_what_a_score_may_be():
     """A step, a workflow and a function score, plain and awaited, with the run if they take it."""
 
@@ -167,6 +221,45 @@ def test_what_a_score_may_be():
     wanted = everything(stepwise.runs(agent))
     for score in (child, achild, awaited, plain, len):
         assert scores(everything(stepwise.runs(agent), score=score)) == scores(wanted)
+
+
+def test_what_a_score_holds_is_not_recorded():
+    """A score may hold what cannot be pickled, and what is large: no score records it."""
+    lock, wanted = threading.Lock(), {"tides": "x" * 1_000_000}
+
+    def known(text, run):
+        with lock:
+            return len(wanted[run.inputs["topic"]])
+
+    run = agent.execute("tides")
+    found = everything(run, score=known)
+    assert [row["score"] for row in found] == [1_000_000] * 3
+    for each in stepwise.runs(tags={"scores": run.id}):
+        assert each.inputs == {"run_id": run.id}
+        assert sum(len(bytes(data)) for _, data in each.store.read(each.id)) < 10_000
+
+
+def test_a_score_without_its_function():
+    """A score that another process goes on with says that the function is missing."""
+    run = agent.execute("tides")
+
+    def failing(text):
+        raise OSError("away")
+
+    everything(run, score=failing)
+    scoring = stepwise.runs(tags={"scores": run.id})[0]
+    with pytest.raises(stepwise.ConfigurationError, match=r"only the call of evaluate\(\) has"):
+        scoring.resume().result()
+
+
+def test_long_variations_are_told_apart():
+    """Variations whose texts are shortened to the same one are not one in the means."""
+    models = [{"model": "x" * 5000 + end + "x" * 5000} for end in ("a", "b", "bb")]
+    agent("tides")
+    found = everything(stepwise.runs(agent), variations=[*models, models[0]])
+    names = [each["variation"] for each in found.means()]
+    assert [name.rpartition("(")[2] for name in names[2:]] == ["variation 2)", "variation 3)"]
+    assert [each["rows"] for each in found.means()] == [1, 2, 1, 1]
 
 
 def test_asynchronous_workflows():
