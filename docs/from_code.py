@@ -65,6 +65,7 @@ TYPES = {  # private aliases, in words
 
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CodePlace", "CompletedCall", "CurrentStep", "Event", "FirstTrue", "Handle"),
+    "Evaluation",
     *("BranchCall", "RunBranch", "RunBranches"),
     *("InDoubtCall", "Program", "VariableChange", "VariableShown", "Why"),
     *("InboxMessage", "PendingWait", "Question", "RecordedFrame", "Recovered", "Run"),

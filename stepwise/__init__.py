@@ -23,6 +23,7 @@ the statement where it stopped. Completed steps and tools do not run again.
 Recording
   step, tool            decorators for the calls that are recorded
   map                   calls a step for each item, several at a time
+  best_of               calls a function several times, and chooses by a score
   resource, reenterable objects to create again on resume: clients, context managers
   identity              which attributes distinguish two clients
   background            exempts a task that does not belong to the run
@@ -49,6 +50,7 @@ Settling
   Landed, DidNotHappen, Inconclusive   what an ``in_doubt=`` function returns
   Run.fork, Run.compensate, Run.forget, Run.delete
   Run.branch            one moment of a run, continued many times, without side effects
+  evaluate              branches of many runs, each with a score; makes an Evaluation
 Configuring
   configure             where runs are stored, encryption, what distinguishes calls
   Retain                what stepwise up keeps of ended runs: configure(retain=...)
@@ -144,7 +146,9 @@ if TYPE_CHECKING:
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
     from stepwise._runtime.retention import Retain
+    from stepwise._workflows.evaluation import Evaluation, evaluate
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
+    from stepwise._workflows.selection import best_of
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
     from stepwise.integrations.instrument import instrument, uninstrument
 
@@ -158,6 +162,7 @@ __all__ = [
     "CompletedCall",
     "CurrentStep",
     "DidNotHappen",
+    "Evaluation",
     "Event",
     "FirstTrue",
     "Handle",
@@ -192,11 +197,13 @@ __all__ = [
     "Workflow",
     "approve",
     "background",
+    "best_of",
     "configure",
     "current_run",
     "current_step",
     "emit",
     "errors",
+    "evaluate",
     "get_run",
     "identity",
     "instrument",
@@ -246,6 +253,8 @@ _ON_USE = {
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "Limit": "_calls.limited",
     "map": "_calls.parallel",
+    "best_of": "_workflows.selection",
+    **dict.fromkeys(("Evaluation", "evaluate"), "_workflows.evaluation"),
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),
     "spend": "_calls.steps",
     **dict.fromkeys(("Budget", "Spent"), "_execution.budget"),

@@ -22,7 +22,8 @@
     ├── ApprovalDenied                   a person denied what a call asked for
     ├── RunEndedError                    a signal or an answer for a run that has ended
     ├── SignalRefusedError (ValueError)  the run does not wait for a value like this one
-    └── WorkerDiedError                  the worker that executed a step's body died
+    ├── WorkerDiedError                  the worker that executed a step's body died
+    └── NoCandidateError                 each of the calls that best_of() made failed
 
     RunStopped (BaseException)           sticky: every later step call of the run raises it again
     ├── StepInDoubtError                 a side effect may or may not have happened
@@ -65,6 +66,7 @@ __all__ = [
     "EffectRefusedError",
     "JournalLostError",
     "LeaseLostError",
+    "NoCandidateError",
     "NotRecordableError",
     "OutsideRunError",
     "RunBusyError",
@@ -429,6 +431,18 @@ class WorkerDiedError(StepwiseError):
     step: int
     name: str
     where: str
+
+
+class NoCandidateError(StepwiseError):
+    """Each of the calls that best_of() made has failed, so that there is no result to choose.
+
+    Cause: Every call of the function raised an exception. `exceptions` has all of them, in the
+    order of the calls.
+
+    What to do: Mend what they say. At the next start of the run all these calls are made again.
+    """
+
+    exceptions: tuple[Exception, ...]
 
 
 class RunStopped(_Facts):

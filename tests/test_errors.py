@@ -33,6 +33,7 @@ FACTS = {
     "path": "/data/store",
     "type_name": "Lock",
     "errno": 28,
+    "exceptions": (),
     "recorded": "agent('a')",
     "given": "agent('b')",
     "owner": Owner(42, "host", 1.5, "thread MainThread"),

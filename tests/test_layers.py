@@ -45,6 +45,7 @@ ONLY_IN = {
         "stepwise._calls.steps",
         "stepwise._runs.branching",
         "stepwise._runtime.forks",
+        "stepwise._workflows.evaluation",
         "stepwise.integrations",
         "stepwise.testing",
     },
@@ -62,7 +63,7 @@ ONLY_IN = {
     "mcp": {"stepwise.mcp"},
     "numpy": {"stepwise._values.digest"},
     "opentelemetry": {"stepwise.integrations"},
-    "pandas": {"stepwise._values.digest"},
+    "pandas": {"stepwise._values.digest", "stepwise._workflows.evaluation"},
     "pickle": {
         "stepwise._values.unpickling",
         "stepwise._values.codec",
@@ -578,18 +579,18 @@ FRONT_DOOR = """
     ApprovalDenied ArgumentMutatedWarning ArgumentsChangedWarning AsyncHandle BranchCall Budget
     BudgetExceeded Checkpoint CheckpointStore CodeChangedError CodePlace CompletedCall
     ConfigurationError CorruptStoreError CurrentStep DidNotHappen DigestError EffectRefusedError
-    Event FirstTrue Handle InDoubtCall InboxMessage Inconclusive JournalLostError Landed
-    LeaseLostError Limit NotRecordableError OutsideRunError PendingWait PossibleStep Program
-    Question RecordedFrame RecoverableAgent Recovered Retain Run RunBranch RunBranches RunBusyError
-    RunCancelled RunCheckpoint RunConflictError RunEndedError RunNotFoundError RunOwnedError
-    RunSkipped RunStopped RunStream RunSuspended RunTimeoutError RunWarning SignalRefusedError
-    Spent StepAttempt StepFailedError StepInDoubtError StepNotFoundError StepRecord
-    StepTimeoutError StepwiseError StepwiseWarning StoppedCall StoreError StreamChangedError
-    StreamItem ThreadMovedOnError UnreadableValueError UnrecordedCallWarning UnusedRecordWarning
-    VariableChange VariableHistory VariableShown Verification WaitTimeoutError Why WorkerDiedError
-    Workflow approve background configure current_run current_step emit errors get_run identity
-    instrument map on_event recover reenterable resource runs sleep sleep_until spend step tool
-    uninstrument wait_for workflow
+    Evaluation Event FirstTrue Handle InDoubtCall InboxMessage Inconclusive JournalLostError Landed
+    LeaseLostError Limit NoCandidateError NotRecordableError OutsideRunError PendingWait
+    PossibleStep Program Question RecordedFrame RecoverableAgent Recovered Retain Run RunBranch
+    RunBranches RunBusyError RunCancelled RunCheckpoint RunConflictError RunEndedError
+    RunNotFoundError RunOwnedError RunSkipped RunStopped RunStream RunSuspended RunTimeoutError
+    RunWarning SignalRefusedError Spent StepAttempt StepFailedError StepInDoubtError
+    StepNotFoundError StepRecord StepTimeoutError StepwiseError StepwiseWarning StoppedCall
+    StoreError StreamChangedError StreamItem ThreadMovedOnError UnreadableValueError
+    UnrecordedCallWarning UnusedRecordWarning VariableChange VariableHistory VariableShown
+    Verification WaitTimeoutError Why WorkerDiedError Workflow approve background best_of configure
+    current_run current_step emit errors evaluate get_run identity instrument map on_event recover
+    reenterable resource runs sleep sleep_until spend step tool uninstrument wait_for workflow
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -20,8 +20,9 @@ from stepwise._calls.executors import (
     refuse_awaitables,
 )
 from stepwise._calls.steps import SentStep, step_of
-from stepwise._execution.active_run import current_scope
+from stepwise._execution.active_run import Scope, current_scope
 from stepwise._runtime.messages import fold
+from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ def map(  # noqa: A001
         Exception: the exception of the first failing call in the order of the items, once the calls
             that had begun have ended.  Calls that have not begun by then are not made.
     """
-    if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
-        raise ConfigurationError(f"max_workers={max_workers!r} of map(): it must be 1 or more")
+    check_workers("map()", max_workers)
     recorded = step_of(step)
     if executor is not None:
         _check(step, executor)
@@ -85,6 +85,36 @@ def map(  # noqa: A001
         return _map(step, list(items), max_workers, executor)
     except BaseException as error:
         raise fold(error)  # noqa: B904
+
+
+def check_workers(what: str, max_workers: Any) -> None:
+    """Refuse a number of calls at a time that is none.
+
+    Raises:
+        ConfigurationError: the message names the caller and the number.
+    """
+    if isinstance(max_workers, bool) or not isinstance(max_workers, int) or max_workers < 1:
+        raise ConfigurationError(f"max_workers={max_workers!r} of {what}: it must be 1 or more")
+
+
+def variations_of(variations: Any, what: str) -> list[dict[str, Any]]:
+    """Return the values by name that each of several branches or calls has for itself.
+
+    Raises:
+        ConfigurationError: these are no variations.
+    """
+    if isinstance(variations, int) and not isinstance(variations, bool) and variations > 0:
+        return [{} for _ in range(variations)]
+    try:
+        found = [dict(each) for each in variations]
+    except (TypeError, ValueError):
+        found = []
+    if not found or any(not isinstance(name, str) for each in found for name in each):
+        raise ConfigurationError(
+            f"variations={preview(variations)}: give a number of {what}, or for each of them the "
+            'values that differ, by name: variations=[{"model": "a"}, {"model": "b"}]'
+        )
+    return found
 
 
 def _check(step: Any, executor: Any) -> None:
@@ -98,7 +128,7 @@ def _check(step: Any, executor: Any) -> None:
     refuse_awaitables("map()", recorded.function if recorded is not None else step)
 
 
-def _finder(step: Any, executor: Any) -> Callable[[], Any] | None:
+def finder(step: Any, executor: Any) -> Callable[[], Any] | None:
     """Return a function that finds the executor of the bodies, or ``None`` if they run here."""
     recorded = step_of(step)
     own = recorded if isinstance(recorded, SentStep) and recorded.executor is not None else None
@@ -124,7 +154,7 @@ def _outcomes(ended: Sequence[Any]) -> list[Any]:
     return [each.result() for each in ended]
 
 
-class _Begun:
+class Begun:
     """A call that the journal has not answered, executed once or not at all."""
 
     def __init__(self, core: Core) -> None:
@@ -167,36 +197,41 @@ class _Begun:
             self._core.close()
 
 
-def _begin(step: Any, items: list[Any], find: Callable[[], Any] | None) -> list[_Begun] | None:
-    """Look up each item in the journal, in order.
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""The arguments of one call, by place and by name."""
 
-    Return ``None`` outside a run, or if ``step`` is a plain function.
-    """
-    scope, recorded = current_scope(), step_of(step)
-    if scope is None or recorded is None:
-        return None
+
+def begin(scope: Scope, step: Any, calls: Sequence[Arguments], find: Any = None) -> list[Begun]:
+    """Look up the calls of a step in the journal, in order."""
+    recorded = step_of(step)
+    assert recorded is not None
     bound = () if getattr(step, "__self__", None) is None else (step.__self__,)
-    calls = [(*bound, item) for item in items]
-    cores = [recorded.core(scope, args, {}, asks_first=True) for args in calls]
-    # A record of a later item must not answer an earlier item, nor block it.
-    later = scope.run.flows.start("stepwise map", daemon=False)
-    try:
-        begun = [_Begun(core) for core in cores]
-    finally:
-        later.leave()
+    calls = [((*bound, *args), kwargs) for args, kwargs in calls]
+    cores = [recorded.core(scope, args, kwargs, asks_first=True) for args, kwargs in calls]
+    begun = begin_each(scope, cores)
     if find is not None:
         _send(begun, find, step, calls)
     return begun
 
 
+def begin_each(scope: Scope, cores: Sequence[Core]) -> list[Begun]:
+    """Begin calls in their order."""
+    # A record of a later item must not answer an earlier item, nor block it.
+    later = scope.run.flows.start("stepwise map", daemon=False)
+    try:
+        return [Begun(core) for core in cores]
+    finally:
+        later.leave()
+
+
 def _send(
-    begun: list[_Begun], find: Callable[[], Any], step: Any, calls: list[tuple[Any, ...]]
+    begun: list[Begun], find: Callable[[], Any], step: Any, calls: Sequence[Arguments]
 ) -> None:
     """Run the bodies of unanswered calls in an executor."""
-    waiting = [(each, args) for each, args in zip(begun, calls, strict=True) if not each.answered]
+    waiting = [(each, call) for each, call in zip(begun, calls, strict=True) if not each.answered]
     try:
-        for each, args in waiting:
-            each.elsewhere = Elsewhere(find, step, args, {})
+        for each, (args, kwargs) in waiting:
+            each.elsewhere = Elsewhere(find, step, args, kwargs)
             each.elsewhere.prepare()
         executor = find() if waiting else None
         if executor is not None and not hasattr(executor, "connect"):
@@ -209,19 +244,36 @@ def _send(
 def _map(
     step: Callable[[Any], Any], items: list[Any], max_workers: int, executor: Any = None
 ) -> list[Any]:
+    scope, find = current_scope(), finder(step, executor)
+    if scope is not None and step_of(step) is not None:
+        begun = begin(scope, step, [((item,), {}) for item in items], find)
+        return in_threads(begun, max_workers, begun, find)
+    if executor is None:  # outside of a run, the step is the plain function
+        return in_threads([partial(step, item) for item in items], max_workers)
+    outside = find_executor(executor)
+
+    def sent(item: Any) -> Any:
+        return outside.submit(call_plainly, step, item).result()
+
+    return in_threads([partial(sent, item) for item in items], max_workers, find=find)
+
+
+def in_threads(
+    jobs: Sequence[Callable[[], Any]],
+    max_workers: int,
+    begun: Sequence[Begun] = (),
+    find: Callable[[], Any] | None = None,
+) -> list[Any]:
+    """Execute jobs in threads; return their results.
+
+    Args:
+        begun: the calls that the jobs make.
+        find: finds the executor of the bodies.
+    """
     from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
-    find = _finder(step, executor)
-    begun = _begin(step, items, find)
-    if find is not None and begun is None and executor is None:
-        find = None  # outside of a run, the step is the plain function
     if find is not None:
         max_workers = min(max_workers, getattr(find(), "_max_workers", max_workers))
-    if begun is not None:
-        jobs: list[Callable[[], Any]] = [*begun]
-    else:
-        call = step if executor is None else partial(_sent, find_executor(executor), step)
-        jobs = [partial(call, item) for item in items]
     failed = threading.Event()
 
     def one(job: Callable[[], Any]) -> Any:
@@ -254,14 +306,10 @@ def _settled(futures: list[Any]) -> bool:
     return len(ended) == len(futures) or any(each.exception() for each in ended)
 
 
-def _close(begun: list[_Begun] | None) -> None:
+def _close(begun: Iterable[Begun]) -> None:
     """Close the intents of calls that never started."""
-    for each in begun or ():
+    for each in begun:
         each.close()
-
-
-def _sent(executor: Executor, step: Callable[[Any], Any], item: Any) -> Any:
-    return executor.submit(call_plainly, step, item).result()
 
 
 async def _awaited(
@@ -269,25 +317,44 @@ async def _awaited(
 ) -> list[Any]:
     import asyncio
 
-    begun = _begin(step, items, _finder(step, executor))
-    outside = find_executor(executor) if begun is None and executor is not None else None
+    scope = current_scope()
+    if scope is not None and step_of(step) is not None:
+        find = finder(step, executor)
+        begun = begin(scope, step, [((item,), {}) for item in items], find)
+        return await in_tasks([each.acall for each in begun], max_workers, begun)
+    if executor is None:
+        return await in_tasks([partial(step, item) for item in items], max_workers)
+    outside = find_executor(executor)
+
+    async def sent(item: Any) -> Any:
+        return await asyncio.wrap_future(outside.submit(call_plainly, step, item))
+
+    return await in_tasks([partial(sent, item) for item in items], max_workers)
+
+
+async def in_tasks(
+    jobs: Sequence[Callable[[], Awaitable[Any]]], max_workers: int, begun: Sequence[Begun] = ()
+) -> list[Any]:
+    """Execute jobs in tasks; return their results.
+
+    Args:
+        begun: the calls that the jobs make.
+    """
+    import asyncio
+
     places, failed = asyncio.Semaphore(max_workers), asyncio.Event()
 
-    async def one(index: int) -> Any:
+    async def one(job: Callable[[], Awaitable[Any]]) -> Any:
         async with places:
             if failed.is_set():
                 raise _NotBegunError
             try:
-                if begun is not None:
-                    return await begun[index].acall()
-                if outside is None:
-                    return await step(items[index])
-                return await asyncio.wrap_future(outside.submit(call_plainly, step, items[index]))
+                return await job()
             except BaseException:
                 failed.set()
                 raise
 
-    tasks = [asyncio.ensure_future(one(index)) for index in range(len(items))]
+    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
     if not tasks:
         return []
     try:

@@ -337,6 +337,63 @@ def branches_html(rows: Sequence[Mapping[str, Any]]) -> str:
     return framed(_table(heads, cells))
 
 
+_MEANS = [
+    Column("VARIATION"),
+    Column("SCORED", right=True, whole=True),
+    Column("SCORE", right=True, whole=True),
+    Column("STEPS", right=True, whole=True),
+    Column("COST", right=True, whole=True),
+    Column("TIME", right=True, whole=True),
+]
+_SCORED = [*_BRANCHES[:3], _MEANS[2], *_BRANCHES[3:6], _BRANCHES[-1]]
+_ROWS = 100  # that an evaluation shows
+
+
+def _amount_cells(row: Mapping[str, Any]) -> list[str]:
+    """Return the score, the steps, the cost and the time of a row; ``-`` for what is not known."""
+    score, steps, usd, seconds = (row[name] for name in ("score", "steps", "usd", "seconds"))
+    return [
+        f"{score:.4g}" if score is not None else "-",
+        f"{steps:.4g}" if steps is not None else "-",
+        f"${usd:.4g}" if usd else "-",
+        duration_text(seconds) if seconds is not None else "-",
+    ]
+
+
+def _mean_cells(row: Mapping[str, Any]) -> list[str]:
+    return [row["variation"], f"{row['scored']}/{row['rows']}", *_amount_cells(row)]
+
+
+def _scored_cells(row: Mapping[str, Any]) -> list[str]:
+    run = row["run"].removeprefix(row["base"]) or row["run"]
+    told = row["error"] or row["result"]
+    return [run, row["variation"], row["status"] or "-", *_amount_cells(row), told]
+
+
+def evaluation_text(rows: Sequence[Mapping[str, Any]], means: Sequence[Mapping[str, Any]]) -> str:
+    """Return an evaluation as lines of text: the means of each variation, and the first rows."""
+    terminal, more = _terminal(), len(rows) - _ROWS
+    lines = [
+        "means over what has a score:",
+        *terminal.table(_MEANS, [*map(_mean_cells, means)]),
+        "",
+        *terminal.table(_SCORED, [*map(_scored_cells, rows[:_ROWS])]),
+    ]
+    return "\n".join([*lines, f"and {more:,} more rows"] if more > 0 else lines)
+
+
+def evaluation_html(rows: Sequence[Mapping[str, Any]], means: Sequence[Mapping[str, Any]]) -> str:
+    """Return an evaluation as two tables: the means of each variation, and the first rows."""
+    heads = {each.name.lower(): "wide" if each.name == "RESULT" else "" for each in _SCORED}
+    found = [_scored_cells(row) for row in rows[:_ROWS]]
+    more = len(rows) - _ROWS
+    return framed(
+        _table({each.name.lower(): "" for each in _MEANS}, map(_mean_cells, means)),
+        _table(heads, [[*cells[:2], status_of(cells[2]), *cells[3:]] for cells in found]),
+        tag("small", f"and {more:,} more rows") if more > 0 else None,
+    )
+
+
 # -- asked ----------------------------------------------------------------------------------------
 
 

@@ -247,6 +247,12 @@ class Account:
             for each in self._parent._lineage():
                 each._live.add(more.usd, more.tokens, steps=more.steps)
 
+    def count(self, spent: Any) -> None:
+        """Count the amounts (:class:`stepwise.Spent`) of a run before."""
+        with self._lock:
+            self._live.add(spent.usd, spent.tokens, steps=spent.steps)
+            self._seconds += spent.seconds
+
     def close(self) -> None:
         """Note that the run is no longer in progress."""
         self._family.discard(self)
@@ -445,24 +451,25 @@ def pool_here() -> Account | None:
 
 
 @contextmanager
-def pooled(name: str, budget: Budget | None, spent: Iterable[Any]) -> Iterator[None]:
+def pooled(name: str, budget: Budget | None, spent: Iterable[Any] = ()) -> Iterator[Account | None]:
     """Let the runs that begin in this block share a budget; time counts once for all of them.
+
+    Yields their account, unless there is no budget.
 
     Args:
         name: of the runs together, for messages.
         spent: the amounts (:class:`stepwise.Spent`) of the runs before.
     """
     if budget is None:
-        yield
+        yield None
         return
     account = Account(name, Flows(), budget, None)
     account._family.discard(account)  # it executes nothing itself
     for each in spent:
-        account._live.add(each.usd, each.tokens, steps=each.steps)
-        account._seconds += each.seconds
+        account.count(each)
     token = _pool.set(account)
     try:
-        yield
+        yield account
     finally:
         _pool.reset(token)
 

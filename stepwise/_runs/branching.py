@@ -16,10 +16,11 @@ from typing import Any
 
 from stepwise import errors
 from stepwise._calls.branching import answer_with, policy_of
+from stepwise._calls.parallel import check_workers, variations_of
 from stepwise._display import render
 from stepwise._execution.account import pooled
 from stepwise._execution.active_run import current_scope
-from stepwise._execution.process_memory import known_workflow
+from stepwise._execution.process_memory import KnownWorkflow, known_workflow
 from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
@@ -104,26 +105,6 @@ class BranchPoint:
         return f"{self.run.id}.{place + 1}-{digest.combine(policy, *facts)[:12]}"
 
 
-def variations_of(variations: Any) -> list[dict[str, Any]]:
-    """Return the variables of each branch.
-
-    Raises:
-        ConfigurationError: these are no variations.
-    """
-    if isinstance(variations, int) and not isinstance(variations, bool) and variations > 0:
-        return [{} for _ in range(variations)]
-    try:
-        found = [dict(each) for each in variations]
-    except (TypeError, ValueError):
-        found = []
-    if not found or any(not isinstance(name, str) for each in found for name in each):
-        raise ConfigurationError(
-            f"variations={preview(variations)}: give a number of branches, or for each branch the "
-            'variables that differ: variations=[{"model": "a"}, {"model": "b"}]'
-        )
-    return found
-
-
 # -- the branches ----------------------------------------------------------------------------------
 
 
@@ -146,7 +127,7 @@ class RunBranch:
         self._error = error
 
     def __repr__(self) -> str:
-        return f"<Branch {self.run.id} {self.run.status}: {_shown(self.variation)}>"
+        return f"<Branch {self.run.id} {self.run.status}: {shown_variation(self.variation)}>"
 
     @property
     def result(self) -> Any:
@@ -200,7 +181,8 @@ def _calls_of(run: Any, run_id: str) -> dict[int, Call]:
     return {each.call.number: each.call for each in entries if each.call is not None}
 
 
-def _shown(variation: Mapping[str, Any]) -> str:
+def shown_variation(variation: Mapping[str, Any]) -> str:
+    """Return the variables of a branch as short text."""
     return ", ".join(f"{name}={preview(value)}" for name, value in variation.items()) or "as it was"
 
 
@@ -210,7 +192,7 @@ class RunBranches(list[RunBranch]):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each branch, as plain data: what the table shows."""
-        return [_row(each) for each in self]
+        return [{**row_of(each), "parted": each.parted} for each in self]
 
     def __str__(self) -> str:
         return render.branches_text(self.rows())
@@ -221,7 +203,8 @@ class RunBranches(list[RunBranch]):
         return render.branches_html(self.rows())
 
 
-def _row(branch: RunBranch) -> dict[str, Any]:
+def row_of(branch: RunBranch) -> dict[str, Any]:
+    """Return a branch as plain data."""
     run, spent, error = branch.run, branch.run.spent, branch.error
     proposed = [f"proposes {each.name}" for each in branch.proposals]
     outcome = run._facts().error or (f"{type(error).__name__}: {error}" if error else "")
@@ -232,13 +215,12 @@ def _row(branch: RunBranch) -> dict[str, Any]:
     return {
         "run": run.id,
         "base": run.forked_from or "",
-        "variation": _shown(branch.variation),
+        "variation": shown_variation(branch.variation),
         "status": run.status,
         "result": ", ".join(proposed) or outcome,
         "steps": spent.steps,
         "usd": spent.usd,
         "seconds": spent.seconds,
-        "parted": branch.parted,
     }
 
 
@@ -248,7 +230,7 @@ def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBr
     Raises:
         RunBusyError: the base is being executed.
     """
-    policy, each_of = policy_of(effects), variations_of(variations)
+    policy, each_of = policy_of(effects), variations_of(variations, "branches")
     found = RunBranches()
     point = BranchPoint(run, at)
     point.check(each_of)
@@ -261,6 +243,44 @@ def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBr
     return found
 
 
+def check(what: str, max_workers: Any, budget: Any) -> None:
+    """Refuse what cannot execute branches.
+
+    Args:
+        what: the call, for messages.
+
+    Raises:
+        ConfigurationError: it is called inside of a run, or an argument cannot be used.
+    """
+    scope = current_scope()
+    if scope is not None:
+        raise ConfigurationError(
+            f"{what} was called inside run {scope.run.run_id!r}, which would not record it: call "
+            "it outside of any run"
+        )
+    check_workers(what, max_workers)
+    if budget is not None:
+        from stepwise._execution.budget import Budget  # on use
+
+        check_kind(f"budget= of {what}", budget, Budget, "give stepwise.Budget(usd=1)")
+
+
+def workflow_of(run: Any) -> KnownWorkflow:
+    """Return the workflow that executes the branches of a run.
+
+    Raises:
+        ConfigurationError: this process does not know it, or it is a generator.
+    """
+    workflow = known_workflow(run.workflow)
+    definition = workflow.definition
+    if definition.is_generator or definition.is_async_generator:
+        raise ConfigurationError(
+            f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: it "
+            "cannot have branches"
+        )
+    return workflow
+
+
 def branch(
     run: Any,
     at: int | str | None,
@@ -271,32 +291,14 @@ def branch(
     inputs: Mapping[str, Any],
 ) -> RunBranches:
     """Make branches, and execute those that have not ended; see :meth:`stepwise.Run.branch`."""
-    scope = current_scope()
-    if scope is not None:
-        raise ConfigurationError(
-            f"branch() of run {run.id!r} was called inside run {scope.run.run_id!r}, which would "
-            "not record it: call it outside of any run"
-        )
-    if not isinstance(max_workers, int) or isinstance(max_workers, bool) or max_workers < 1:
-        raise ConfigurationError(f"branch(max_workers={max_workers!r}): it must be 1 or more")
-    if budget is not None:
-        from stepwise._execution.budget import Budget  # on use
-
-        check_kind("branch(budget=...)", budget, Budget, "give stepwise.Budget(usd=1)")
-    workflow = known_workflow(run.workflow)
-    definition = workflow.definition
-    if definition.is_generator or definition.is_async_generator:
-        raise ConfigurationError(
-            f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: it "
-            "cannot have branches"
-        )
+    check(f"branch() of run {run.id!r}", max_workers, budget)
+    work = functools.partial(execute, workflow_of(run), inputs)
     found = make(run, at, variations, effects)
-    execute = functools.partial(_execute, workflow, inputs)
     spent = [each.run.spent for each in found] if budget is not None else ()
     with pooled(f"the branches of {run.id}", budget, spent):
         pool = ThreadPoolExecutor(max_workers, "stepwise branch")
         try:
-            jobs = [pool.submit(contextvars.copy_context().run, execute, each) for each in found]
+            jobs = [pool.submit(contextvars.copy_context().run, work, each) for each in found]
             for job in jobs:
                 job.result()
         finally:
@@ -310,7 +312,7 @@ def to_execute(branch: RunBranch) -> bool:
     return facts.status not in (*_OVER, "suspended") and facts.effects != ADOPTED
 
 
-def _execute(workflow: Any, inputs: Mapping[str, Any], branch: RunBranch) -> None:
+def execute(workflow: KnownWorkflow, inputs: Mapping[str, Any], branch: RunBranch) -> None:
     """Execute a branch until it ends, proposes something, or stops."""
     if not to_execute(branch):
         return

@@ -1226,8 +1226,12 @@ class ChildCall(WorkflowCall, Performer):
     child_digest: str
     opened: Recall | WorkflowRun | None = None
 
-    def prepare(self, scope: Scope) -> Core:
-        """Return the core that executes the call, or answers it from the caller's journal."""
+    def prepare(self, scope: Scope, *, asks_first: bool = False) -> Core:
+        """Return the core that executes the call, or answers it from the caller's journal.
+
+        Args:
+            asks_first: see :meth:`Performance.core`.
+        """
         self.parent = parent = scope.run
         try:
             _recurse(_ROOM)
@@ -1245,7 +1249,8 @@ class ChildCall(WorkflowCall, Performer):
         digest = self._digest(parent)
         self.child = self._id(parent, digest, parent.ordinals.of_child(self.name, digest))
         self.child_digest = digest
-        return Performance(self, scope, self._identity(scope, digest), self.bound).core()
+        made = Performance(self, scope, self._identity(scope, digest), self.bound)
+        return made.core(asks_first=asks_first)
 
     def _identity(self, scope: Scope, digest: str) -> Identity:
         parameters, function = self.workflow.parameters, self.workflow.function

@@ -1280,6 +1280,44 @@ _BRANCHES = [
     ),
 ]
 
+_CHOICES = [
+    _mutant(
+        "of equal scores the last one counts",
+        "_workflows/selection.py",
+        "if score > scores[best]:",
+        "if score >= scores[best]:",
+        "test_selection.py::test_of_equal_scores_the_first_counts",
+    ),
+    _mutant(
+        "what a plain function returned is not recorded",
+        "_workflows/selection.py",
+        "        begun = begin(scope, function, calls, finder(function, None))\n",
+        "        return [lambda c=c: step_of(function).function(*c[0], **c[1]) for c in calls], ()\n",
+        "test_selection.py::test_what_plain_functions_return_is_recorded",
+    ),
+    _mutant(
+        "a score is made again at each evaluation",
+        "_workflows/evaluation.py",
+        'if facts is not None and facts.status == "completed":',
+        "if False:",
+        "test_evaluation.py::test_called_again_nothing_is_made_again",
+    ),
+    _mutant(
+        "a score keeps what a step said before it was edited",
+        "_workflows/evaluation.py",
+        "if facts is None or not edits_in(store, seal, run_id):",
+        "if True:",
+        "test_evaluation.py::test_an_edited_step_of_a_score_is_made_anew",
+    ),
+    _mutant(
+        "two long variations are one in the means",
+        "_workflows/evaluation.py",
+        'names.append(f"{name} (variation {number})" if is_other else name)',
+        "names.append(name)",
+        "test_evaluation.py::test_long_variations_are_told_apart",
+    ),
+]
+
 MUTANTS = [
     *_RESUME,
     *_SCHEDULES,
@@ -1299,4 +1337,5 @@ MUTANTS = [
     *_STREAMS,
     *_CACHE,
     *_BRANCHES,
+    *_CHOICES,
 ]

@@ -537,6 +537,36 @@ async def achild(x: int) -> float:
     return x * x
 
 
+def rate(value: float) -> int:
+    return round(value)
+
+
+async def arate(value: float) -> int:
+    return round(value)
+
+
+async def check_best_of() -> None:
+    assert_type(stepwise.best_of(8, square, 2, score=rate), float)
+    assert_type(stepwise.best_of([{"x": 1}], child, score=rate, max_workers=2), float)
+    assert_type(stepwise.best_of(8, square, 2, score=lambda value: -value), float)
+    assert_type(await stepwise.best_of(8, asquare, 2, score=rate), float)
+    assert_type(await stepwise.best_of(8, square, 2, score=arate), float)
+    assert_type(await stepwise.best_of(8, achild, 2, score=arate), float)
+    stepwise.best_of(8, square)  # type: ignore[call-overload]
+    stepwise.best_of(8, square, score=rate, workers=2)  # type: ignore[call-overload]
+
+
+def check_evaluate() -> None:
+    found = stepwise.evaluate(stepwise.runs(), 3, [{"model": "a"}], score=rate)
+    assert_type(found, stepwise.Evaluation)
+    assert_type(found.rows(), "list[dict[str, Any]]")
+    assert_type(found.to_csv("found.csv"), str)
+    stepwise.evaluate(["r1"], at="think", variations=8, score=arate, effects="collect")
+    stepwise.evaluate("r1", score=lambda result, run: run.spent.usd, effects=lambda call: call.name)
+    stepwise.evaluate(stepwise.runs())  # type: ignore[call-arg]
+    stepwise.evaluate([1], score=rate)  # type: ignore[list-item]
+
+
 async def check_map() -> None:
     assert_type(stepwise.map(square, [1, 2]), "list[float]")
     assert_type(stepwise.map(square, range(3), max_workers=2), "list[float]")

@@ -1,0 +1,454 @@
+"""``evaluate``: branches of many runs, and a score for each, which is made once."""
+
+import asyncio
+import csv
+import functools
+import io
+import json
+import os
+import sys
+import threading
+import tracemalloc
+
+import pytest
+from harness import python
+
+import stepwise
+from stepwise import Budget, evaluate, step, tool, workflow
+
+made = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_made():
+    made.clear()
+
+
+@step
+def think(topic, model):
+    made.append(("think", topic, model))
+    stepwise.spend(usd=0.01)
+    return f"{topic} {model}"
+
+
+@tool(side_effect=True)
+def send(text):
+    made.append(("send", text))
+    return f"sent {text}"
+
+
+@workflow(retention="all")
+def agent(topic, model="a"):
+    first = think(topic, model)
+    second = think(first, model)
+    return send(second)
+
+
+@workflow(retention="all")
+async def aagent(topic, model="a"):
+    first = await athink(topic, model)
+    return await athink(first, model)
+
+
+@step
+async def athink(topic, model):
+    await asyncio.sleep(0)
+    return f"{topic} {model}"
+
+
+@step
+def judge(text):
+    made.append(("judge", text))
+    return len(text)
+
+
+def answer(call):
+    """Say what a side effect would return."""
+    return call.arguments["text"]
+
+
+MODELS = [{"model": "bb"}, {"model": "cccc"}]
+everything = functools.partial(evaluate, at=1, variations=MODELS, score=judge, effects=answer)
+
+
+def scores(found):
+    """The scores, by the run and the variation."""
+    return {(row["base"], row["variation"]): row["score"] for row in found}
+
+
+def judged():
+    """What was scored."""
+    return [each[1] for each in made if each[0] == "judge"]
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def test_each_run_and_each_branch_has_a_score():
+    """Each run has a row with the score of what happened, and one for each of its branches."""
+    runs = [agent.options(run_id=topic).execute(topic) for topic in ("tides", "winds")]
+    found = everything(runs)
+    assert scores(found) == {
+        ("tides", "base"): len("sent tides a a"),
+        ("tides", "model='bb'"): len("tides a bb"),
+        ("tides", "model='cccc'"): len("tides a cccc"),
+        ("winds", "base"): len("sent winds a a"),
+        ("winds", "model='bb'"): len("winds a bb"),
+        ("winds", "model='cccc'"): len("winds a cccc"),
+    }
+    assert [row["usd"] for row in found] == pytest.approx([0.02, 0.01, 0.01] * 2)
+    assert [row["error"] for row in found] == [""] * 6
+    assert made.count(("send", "tides a a")) == 1
+    branches = runs[0].branch(at=1, variations=MODELS, effects=answer)
+    assert [row["run"] for row in found[1:3]] == [each.run.id for each in branches]
+
+
+def test_called_again_nothing_is_made_again():
+    """The same call, given all runs again, executes no branch and makes no score, and says so."""
+    for topic in ("tides", "winds"):
+        agent(topic)
+    found = everything(stepwise.runs(agent))
+    made.clear()
+    assert everything(stepwise.runs(agent)) == found
+    assert everything(stepwise.runs()) == found
+    assert everything(each.id for each in stepwise.runs(agent)) == found
+    assert made == []
+    more = everything(stepwise.runs(agent), variations=[*MODELS, {"model": "d"}])
+    assert judged() == ["winds a d", "tides a d"]
+    assert len(more) == 8
+
+
+def test_one_run():
+    """One run may be given, or its id."""
+    run = agent.execute("tides")
+    assert everything(run) == everything(run.id)
+
+
+def test_an_edited_score_is_made_anew():
+    """A score with other code, or that holds another value, is another score."""
+    agent("tides")
+    scored = [
+        everything(stepwise.runs(agent), score=each)[0]["score"]
+        for each in (
+            lambda text: len(text),  # noqa: PLW0108 -- to be edited
+            lambda text: len(text) + 1,
+            *(functools.partial(longer, by=by) for by in (2, 3)),
+            *(longer_by(by) for by in (4, 5)),
+        )
+    ]
+    least = len("sent tides a a")
+    assert scored == [*range(least, least + 6)]
+
+
+def longer(text, by):
+    return len(text) + by
+
+
+def longer_by(by):
+    return lambda text: longer(text, by)
+
+
+PROGRAM = """
+import stepwise
+from stepwise import step, workflow
+
+RATE = 1
+
+def helper(text):
+    return RATE
+
+@step
+def think(topic):
+    return topic
+
+@step
+def judge(text):
+    print("judged", text)
+    return helper(text)
+
+@workflow
+def child(text):
+    return judge(text)
+
+@workflow(retention="all")
+def agent(topic):
+    return think(topic)
+
+if __name__ == "__main__":
+    if not stepwise.runs(agent):
+        agent("tides")
+    for score in (judge, child, lambda text: judge(text), lambda text: child(text) + 0):
+        found = stepwise.evaluate(stepwise.runs(agent), at=1, score=score)
+        print([row["score"] or row["error"] for row in found])
+"""
+
+
+def test_an_edited_step_of_a_score_is_made_anew(tmp_path):
+    """A score whose steps or what they read were edited is made anew, once for each version."""
+    path = tmp_path / "program.py"
+    env = {**os.environ, "STEPWISE_QUIET": "1"}
+
+    def ran(rate):
+        path.write_text(PROGRAM.replace("RATE = 1", f"RATE = {rate}"))
+        done = python("program.py", cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert [line for line in lines if line[0] == "["] == [f"[{rate}, {rate}]"] * 4
+        return len(lines) - 4
+
+    assert [ran(rate) for rate in (1, 1, 2, 2, 1, 3)] == [8, 0, 8, 0, 0, 8]
+
+
+def test_what_a_score_may_be():
+    """A step, a workflow and a function score, plain and awaited, with the run if they take it."""
+
+    @workflow
+    def child(text):
+        return judge(text)
+
+    @workflow
+    async def achild(text):
+        return judge(text)
+
+    async def awaited(text, run):
+        await asyncio.sleep(0)
+        return judge(text) if run.inputs["topic"] == "tides" else 0
+
+    def plain(text, run):
+        return judge(text) if run.inputs["topic"] == "tides" else 0
+
+    agent("tides")
+    wanted = everything(stepwise.runs(agent))
+    for score in (child, achild, awaited, plain, len):
+        assert scores(everything(stepwise.runs(agent), score=score)) == scores(wanted)
+
+
+def test_what_a_score_holds_is_not_recorded():
+    """A score may hold what cannot be pickled, and what is large: no score records it."""
+    lock, wanted = threading.Lock(), {"tides": "x" * 1_000_000}
+
+    def known(text, run):
+        with lock:
+            return len(wanted[run.inputs["topic"]])
+
+    run = agent.execute("tides")
+    found = everything(run, score=known)
+    assert [row["score"] for row in found] == [1_000_000] * 3
+    for each in stepwise.runs(tags={"scores": run.id}):
+        assert each.inputs == {"run_id": run.id}
+        assert sum(len(bytes(data)) for _, data in each.store.read(each.id)) < 10_000
+
+
+def test_a_score_without_its_function():
+    """A score that another process goes on with says that the function is missing."""
+    run = agent.execute("tides")
+
+    def failing(text):
+        raise OSError("away")
+
+    everything(run, score=failing)
+    scoring = stepwise.runs(tags={"scores": run.id})[0]
+    with pytest.raises(stepwise.ConfigurationError, match=r"only the call of evaluate\(\) has"):
+        scoring.resume().result()
+
+
+def test_long_variations_are_told_apart():
+    """Variations whose texts are shortened to the same one are not one in the means."""
+    models = [{"model": "x" * 5000 + end + "x" * 5000} for end in ("a", "b", "bb")]
+    agent("tides")
+    found = everything(stepwise.runs(agent), variations=[*models, models[0]])
+    names = [each["variation"] for each in found.means()]
+    assert [name.rpartition("(")[2] for name in names[2:]] == ["variation 2)", "variation 3)"]
+    assert [each["rows"] for each in found.means()] == [1, 2, 1, 1]
+
+
+def test_asynchronous_workflows():
+    """Branches of asynchronous workflows are executed, too."""
+    asyncio.run(aagent("tides"))
+    found = evaluate(stepwise.runs(aagent), at=1, variations=MODELS, score=judge)
+    assert [row["score"] for row in found] == [9, 10, 12]
+
+
+# -- what has no score -----------------------------------------------------------------------------
+
+
+@workflow(retention="all")
+def outer(topic):
+    return agent(topic)
+
+
+@workflow
+def forgetful():
+    return [think(number, "a") for number in range(9)]
+
+
+def test_runs_that_cannot_be_branched():
+    """A run that is gone, is a child or keeps no checkpoint there has a row with the reason."""
+    fine = agent.execute("tides")
+    child = next(each.child for each in outer.execute("winds").steps)
+    found = everything([forgetful.execute(), child, "gone", fine], at=2)
+    reasons = {row["base"]: row["error"] for row in found if row["variation"] == "base"}
+    assert "child run" in reasons[child]
+    assert "gone" in reasons["gone"]
+    assert "has no variable" in reasons[found[0]["base"]]
+    assert reasons[fine.id] == ""
+    assert len(found) == 6
+    assert found[1]["score"] == len("sent winds a a")
+
+
+def test_branches_without_a_result():
+    """A branch that was refused or proposes something has no score, and its row says what."""
+    run = agent.execute("tides")
+    refused = evaluate(run, at=1, variations=MODELS, score=judge)
+    assert [row["error"] for row in refused[1:]] == [
+        "refused: send(text='tides a bb')",
+        "refused: send(text='tides a cccc')",
+    ]
+    proposed = evaluate(run, at=1, variations=MODELS, score=judge, effects="collect")
+    assert [row["result"] for row in proposed[1:]] == ["proposes send"] * 2
+    assert [row["score"] for row in proposed] == [len(run.result), None, None]
+
+
+def test_a_score_that_raises():
+    """A score that raised is named in its row, and made again at the next call, alone."""
+    agent("tides")
+
+    def shaky(text):
+        made.append(("judge", text))
+        if text.endswith("bb") and judged().count(text) == 1:
+            raise OSError("away")
+        return len(text)
+
+    found = everything(stepwise.runs(agent), score=shaky)
+    assert [row["error"] for row in found] == ["", "OSError: away", ""]
+    assert found[1]["score"] is None
+    assert scores(everything(stepwise.runs(agent), score=shaky)) == scores(
+        everything(stepwise.runs(agent), score=len)
+    )
+    assert sorted(judged()) == ["sent tides a a", *["tides a bb"] * 2, "tides a cccc"]
+
+
+@pytest.mark.parametrize("score", [None, "text", float("nan"), float("inf"), [1]])
+def test_scores_that_are_no_numbers(score):
+    """A score that is no number is an error of its row, which names the function."""
+    agent("tides")
+    found = everything(stepwise.runs(agent), score=lambda text: score)
+    assert all("'<lambda>' returned" in row["error"] for row in found)
+    assert found.means()[0]["score"] is None
+
+
+def test_a_score_that_waits_for_a_person():
+    """A score may wait for a person; the call after the answer has it."""
+
+    @workflow
+    def asking(text):
+        return stepwise.wait_for("score")
+
+    stepwise.configure(suspend_after=0)
+    run = agent.execute("tides")
+    found = evaluate(run, at=1, variations=MODELS[:1], score=asking)
+    assert found[0]["error"].startswith("RunSuspended")
+    for each in stepwise.runs(tags={"scores": run.id}):
+        [wait] = each.waits
+        stepwise.get_run(wait.run_id).send("score", 7)
+    assert evaluate(run, at=1, variations=MODELS[:1], score=asking)[0]["score"] == 7
+
+
+def test_a_budget_for_all():
+    """The budget is for all branches and scores together, and for those of earlier calls."""
+    for number in range(4):
+        agent(f"t{number}")
+    budget = Budget(usd=0.03)
+    found = everything(stepwise.runs(agent), budget=budget, max_workers=1)
+    spent = sum(row["usd"] for row in found if row["variation"] != "base")
+    assert spent == pytest.approx(0.03)
+    assert any("budget" in row["error"] for row in found)
+    made.clear()
+    everything(stepwise.runs(agent), budget=budget, max_workers=1)
+    assert [each for each in made if each[0] == "think"] == []
+    assert [row["error"] for row in everything(stepwise.runs(agent))] == [""] * 12
+
+
+REFUSED = {
+    "no variations": ({"variations": 0}, "variations=0"),
+    "no workers": ({"max_workers": 0}, "max_workers=0 of evaluate"),
+    "no budget": ({"budget": 1}, "expected a Budget"),
+    "no policy": ({"effects": "make"}, "effects='make'"),
+    "no function": ({"score": 1}, "score= of evaluate.. must be a function"),
+    "no runs": ({"runs": [1]}, "give runs or their ids"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused(what):
+    """An argument that cannot be used is refused, whatever the runs are."""
+    given, why = REFUSED[what]
+    with pytest.raises(stepwise.ConfigurationError, match=why):
+        evaluate(**{"runs": [], "score": judge, **given})
+
+
+def test_inside_of_a_run():
+    """Inside of a run the call is refused: nothing would record it."""
+
+    @workflow
+    def flow():
+        everything([])
+
+    with pytest.raises(stepwise.ConfigurationError, match="inside run"):
+        flow()
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def test_the_table(monkeypatch, tmp_path):
+    """The table begins with the means of each variation; files hold all rows."""
+    monkeypatch.setenv("COLUMNS", "200")
+    agent.options(run_id="tides")("tides")
+    found = everything("tides")
+    lines = f"{found}".splitlines()
+    assert lines[1].split() == ["VARIATION", "SCORED", "SCORE", "STEPS", "COST", "TIME"]
+    assert lines[3].split()[:5] == ["model='bb'", "1/1", "10", "2", "$0.01"]
+    assert lines[7].split()[:4] == ["tides", "base", "completed", "14"]
+    assert lines[8].split()[1:4] == ["model='bb'", "completed", "10"]
+    assert found.means()[1]["score"] == 10
+    assert json.loads(found.to_json()) == found.rows()
+    text = found.to_csv(tmp_path / "found.csv")
+    assert (tmp_path / "found.csv").read_text("utf-8") == text
+    assert [row["score"] for row in csv.DictReader(io.StringIO(text))] == ["14", "10", "12"]
+    found.to_json(tmp_path / "found.json")
+    assert json.loads((tmp_path / "found.json").read_text("utf-8")) == found.rows()
+    assert "1/1" in found._repr_html_()
+    assert repr(found) == f"{found}"
+
+
+def test_pandas(monkeypatch):
+    """Where pandas is installed the rows are a frame; where not, the error says so."""
+    agent("tides")
+    found = everything(stepwise.runs(agent))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(stepwise.ConfigurationError, match="pip install pandas"):
+        found.to_pandas()
+    monkeypatch.undo()
+    pandas = pytest.importorskip("pandas")
+    assert found.to_pandas().groupby("variation")["score"].mean()["model='bb'"] == 10
+    assert isinstance(found.to_pandas(), pandas.DataFrame)
+
+
+def test_results_are_not_kept_in_memory():
+    """However many runs there are, the results of a few are in memory."""
+
+    @workflow(retention="all")
+    def large(number, more=""):
+        think(number, "a")
+        return f"{number}{more}" + "x" * 1_000_000
+
+    for number in range(30):
+        large(number)
+    runs = [each.id for each in stepwise.runs(large)]
+    tracemalloc.start()
+    found = evaluate(runs, at=1, variations=[{"more": "m"}], score=len, max_workers=2)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [row["score"] > 1_000_000 for row in found] == [True] * 60
+    assert most < 30_000_000
