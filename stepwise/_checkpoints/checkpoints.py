@@ -137,14 +137,15 @@ class Loaded(NamedTuple):
         return Reader(self.vault, Needs.of(self.state.needs))
 
     def changes(self) -> dict[str, Any]:
-        """Return the variables that a fork gave other values.
+        """Return the variables that a fork gave other values; of two values, the later one.
 
         Raises:
             UnreadableValueError: a variable cannot be loaded.
         """
-        found, end = {}, len(self.payload)
+        found, end = dict[str, Any](), len(self.payload)
         for name, form, size in reversed(self.state.changed):
-            found[name] = codec.decode(self.payload[end - size : end], form)
+            if name not in found:
+                found[name] = codec.decode(self.payload[end - size : end], form)
             end -= size
         return found
 
