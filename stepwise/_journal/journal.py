@@ -74,12 +74,17 @@ def seal_head(seal: Seal, facts: records.RunFacts, last: int, link: bytes) -> He
         last, link: the number of the last record, and the link to it.
     """
     data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
-    index, finished = seal.index(facts.workflow), facts.status in ("completed", "cancelled")
+    index, finished = seal.index(facts.workflow), _listed_status(facts) in _FINISHED
     words = "".join(map(_word, map(seal.index, _words_of(facts))))
     return Head(facts.run_id, index, finished, bytes(data), words, facts.due)
 
 
 _OF, _BASE = "of ", "branch of "
+_FINISHED = ("completed", "cancelled", "superseded")
+
+
+def _listed_status(facts: records.RunFacts) -> str:
+    return "superseded" if facts.superseded else facts.status
 
 
 def _word(text: str) -> str:
@@ -90,7 +95,7 @@ def _words_of(facts: records.RunFacts) -> list[str]:
     names = dict.fromkeys((facts.workflow, facts.label))
     tags = [f"tag {name}={text}" for name, text in facts.tags.items()]
     base = [f"{_BASE}{facts.base}"] if facts.base else []
-    return [*(_OF + name for name in names), f"status {facts.status}", *tags, *base]
+    return [*(_OF + name for name in names), f"status {_listed_status(facts)}", *tags, *base]
 
 
 def is_listed(store: Store, seal: Seal, run_id: str) -> bool:

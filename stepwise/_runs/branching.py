@@ -23,8 +23,10 @@ from stepwise._execution.process_memory import known_workflow
 from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
+from stepwise._journal.log import Bell
 from stepwise._journal.records import ADOPTED, Adopted, Call, RunFacts, Superseded
 from stepwise._runs.fork import Change, ForkedRun, point_of, refuse_answered, share
+from stepwise._runs.messages import forward
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import printable
 from stepwise._runtime.options import check_kind
@@ -180,10 +182,11 @@ class RunBranch:
     def adopt(self) -> None:
         """Go on with this branch instead of its base; its other branches are cancelled.
 
-        A call of the base then names the branch.  The side effects that the branch has proposed
-        are questions from now on: a person's yes makes each of them.  Later ones are made as in
-        any run.  The run goes on when it is called, or with ``branch.run.resume()``.  Killed and
-        called again, this does what was left.
+        Whoever then calls, resumes, answers or cancels the base means the branch, and gets its
+        result or exception; signals that were sent to the base since the branch was made are sent
+        to the branch.  The side effects that the branch has proposed are questions from now on: a person's
+        yes makes each of them.  Later ones are made as in any run.  The run goes on when it is
+        called or resumed.  Killed and called again, this does what was left.
 
         Raises:
             ConfigurationError: the branch was cancelled, another one was adopted, or its side
@@ -337,6 +340,14 @@ def origin_of(run: Any) -> Iterator[tuple[str, str]]:
 # -- adopting --------------------------------------------------------------------------------------
 
 
+def adopted_instead(run: Any) -> Any:
+    """Return the adopted branch that goes on instead of a run; end an adoption that was cut off."""
+    branch = run._to_go_on()
+    if branch._facts().effects != ADOPTED:
+        adopt(branch)
+    return branch
+
+
 def adopt(run: Any) -> None:
     """Let a branch go on instead of its base; see :meth:`RunBranch.adopt`."""
     facts = run._facts()
@@ -360,9 +371,18 @@ def adopt(run: Any) -> None:
         if facts.effects != ADOPTED:
             head = facts._replace(effects=ADOPTED, tally=None)
             journal.append((Adopted(who, now), b""), head=head)
+    if above is not None:
+        forward(run.store, run._seal, base)
+        Bell(run.store, run._seal).ring(base)  # whoever waits for it goes on as the branch
     for run_id in branches_of(run.store, run._seal, base):
-        other = type(run)(run.store, run_id, run._seal)
-        if run_id != run.id and other.status not in _OVER:
-            other.cancel(f"branch {run.id} was adopted")
-            with contextlib.suppress(ConfigurationError, RunStopped):  # else at its next start
-                known_workflow(run.workflow).resume(other, {}, here=True)
+        if run_id != run.id:
+            _close(type(run)(run.store, run_id, run._seal), f"branch {run.id} was adopted")
+
+
+def _close(other: Any, why: str) -> None:
+    """Cancel a branch whose base goes on as another one, and let it unwind."""
+    with contextlib.suppress(errors.RunEndedError, errors.RunNotFoundError):
+        other.cancel(why)
+        other = other._to_go_on()
+        with contextlib.suppress(ConfigurationError, RunStopped):  # else at its next start
+            known_workflow(other.workflow).resume(other, {}, here=True)

@@ -93,6 +93,15 @@ def test_a_branch_of_a_branch():
         assert models == (["c", "c", "c"] if at == 1 else ["a", "b", "c"])
 
 
+def test_a_branch_where_another_begins():
+    """A variable that both a branch and the branch of it set has the later value."""
+    run = agent.execute("tides")
+    [one] = run.branch(at=2, variations=[{"model": "b"}], effects=answer)
+    [two] = one.run.branch(at=2, variations=[{"model": "c"}], effects=answer)
+    assert two.result[0] == "said about c 2 about c 1 about a 0 about tides"
+    assert two.run.locals(at=2)["model"] == "c"
+
+
 @pytest.mark.usefixtures("in_memory")
 def test_a_tampered_base_is_noticed_through_the_branch():
     """A changed record of the base does not verify in the branch, nor does one put in its place."""
@@ -732,21 +741,22 @@ def test_adopted():
     one, two = run.branch(at=2, variations=[{"model": "b"}, {"model": "c"}], effects="collect")
     calls.clear()
     two.adopt()
-    assert one.run.status == "cancelled"
-    with pytest.raises(stepwise.RunConflictError, match=two.run.id):
-        agent.options(run_id=run.id)("tides")
+    assert (run.status, one.run.status) == ("superseded", "cancelled")
+    assert run.superseded_by == two.run.id
     stepwise.configure(suspend_after=0)
     with pytest.raises(stepwise.RunSuspended):
-        agent.options(run_id=two.run.id)("tides")
+        agent.options(run_id=run.id)("tides")
     assert sent() == []
+    assert run.questions == []
     [question] = two.run.questions
-    two.run.approve(question.step, question.ticket)
-    result = agent.options(run_id=two.run.id)("tides")
+    run.approve(question.step, question.ticket)
+    result = agent.options(run_id=run.id)("tides")
     assert sent() == ["about c 2 about c 1 about a 0 about tides"]
     assert result[0] == f"sent {sent()[0]}"
     assert two.run.verify().ok
+    assert run.verify().ok
     two.adopt()
-    assert two.run.result == result
+    assert two.run.result == agent.options(run_id=run.id)("tides") == result
 
 
 @pytest.mark.parametrize("step", ["owned_journal", "Adopted", "branches_of"])
@@ -772,7 +782,8 @@ def test_adopting_is_finished_when_asked_again(step, monkeypatch):
     ]
     with pytest.raises(stepwise.ConfigurationError, match="cancelled"):
         three.adopt()
-    with pytest.raises(stepwise.RunConflictError, match=two.run.id):
+    stepwise.configure(suspend_after=0)
+    with pytest.raises(stepwise.RunSuspended, match=two.run.id):
         agent.options(run_id=run.id)("tides")
 
 
@@ -817,7 +828,7 @@ def test_what_cannot_be_adopted():
 
 
 def test_a_crashed_base_is_not_resumed():
-    """A base that was adopted away is interrupted, so that nothing resumes it by itself."""
+    """A base that was adopted away is superseded, so that nothing resumes it by itself."""
 
     @workflow(retention="all")
     def breaks(topic):
@@ -828,8 +839,12 @@ def test_a_crashed_base_is_not_resumed():
         breaks.options(run_id="breaks")("tides")
     run = stepwise.get_run("breaks")
     assert run.status == "crashed"
-    run.branch(at=1, effects="collect")[0].adopt()
-    assert run.status == "interrupted"
+    [branch] = run.branch(at=1, effects="collect")
+    branch.adopt()
+    assert run.status == "superseded"
+    handles = stepwise.recover()
+    assert [each.id for each in handles] == [branch.run.id]
+    assert handles[0].wait()
     assert run.verify().ok
 
 
