@@ -221,7 +221,9 @@ class Checkpoints:
         if reads_files:
             state = state._replace(before="")
         name = _name(state)
-        kept, gone, whole = self._sorted_out(name, reads_files=reads_files)
+        # The first checkpoint of a branch says which variables it was given.
+        first = self._names[0] if facts.base and self._names else ""
+        kept, gone, whole = self._sorted_out(name, reads_files=reads_files, stays=first)
         if reads_files:
             state = state._replace(before=self._before[name])
         gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
@@ -250,16 +252,23 @@ class Checkpoints:
         journal, run_id = self._journal, facts.run_id
         return bool(facts.base or journals.branches_of(journal.store, journal.seal, run_id))
 
-    def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:
+    def _sorted_out(
+        self, name: str, *, reads_files: bool, stays: str
+    ) -> tuple[list[str], list[str], bool]:
         """Return the checkpoints to keep, now that ``name`` is the newest, and those to delete.
 
         The third value says whether the whole journal is needed.
+
+        Args:
+            stays: the name of a checkpoint to keep in any case; empty for none.
         """
         # The second was taken in a loop that has ended.
         replaced = [each for each in (name, name + _READS_FILES) if each in self._names]
         names = [each for each in self._names if each not in replaced] if replaced else self._names
         names = [*names, name]
         pruned = names[: -self._keep] if self._keep else thinned_out(names) if self._thins else []
+        if stays:
+            pruned = [each for each in pruned if each != stays]
         needed: set[str] = set()
         kept = [each for each in names if each not in pruned] if pruned else names
         if reads_files or self._before:

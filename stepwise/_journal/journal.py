@@ -204,13 +204,19 @@ SHARED = "shared"
 
 def branches_of(store: Store, seal: Seal, run_id: str) -> list[str]:
     """Return the ids of the branches that share records of a run."""
+    return [each.run_id for each in each_branch(store, seal, run_id)]
+
+
+def each_branch(store: Store, seal: Seal, run_id: str) -> Iterator[records.RunFacts]:
+    """Yield the facts of the branches that share records of a run, by their heads, newest first."""
     if store.get(run_id, SHARED) is None:
-        return []  # else the heads of all runs are searched
+        return  # else the heads of all runs are searched
     words = [[*map(_word, seal.indexes(f"{_BASE}{run_id}"))]]
     newest = getattr(store, "newest_heads", None)
-    found = list(newest(words=words) if newest is not None else store.heads())
-    opened = (open_head(seal, each) or facts_of(store, seal, each.run_id) for each in found)
-    return [each.run_id for each in opened if each is not None and each.base == run_id]
+    for head in list(newest(words=words) if newest is not None else store.heads()):
+        facts = open_head(seal, head) or facts_of(store, seal, head.run_id)
+        if facts is not None and facts.base == run_id:
+            yield facts
 
 
 def is_ready(facts: records.RunFacts) -> bool:

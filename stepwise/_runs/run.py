@@ -37,7 +37,7 @@ from stepwise._matching.pool import key_of
 from stepwise._runs import questions
 from stepwise._runs import steps as run_steps
 from stepwise._runs import why as reasons
-from stepwise._runs.branching import RunBranches
+from stepwise._runs.branching import RunBranches, existing
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, refuse_in_branch, send
@@ -743,6 +743,11 @@ class Run:
         from stepwise._runs.branching import branch
 
         return branch(self, at, variations, effects, max_workers, budget, inputs or {})
+
+    @property
+    def branches(self) -> RunBranches:
+        """The branches of the run, oldest first, with the variables that each was given."""
+        return existing(self)
 
     def forget(self, step: int | str) -> None:
         """Forget a recorded step, so that it runs again the next time the workflow is called.

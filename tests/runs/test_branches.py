@@ -730,6 +730,64 @@ def test_a_table():
     json.dumps(branches.rows())
     assert [each["variation"] for each in branches.rows()] == ["model='b'", "model='c'"]
     assert branches.rows()[0]["parted"].startswith("step 3 think")
+    assert run.branches.rows() == branches.rows()
+    assert [each.variation for each in run.branches] == [{"model": "b"}, {"model": "c"}]
+
+
+def test_the_variables_that_a_branch_was_given_are_kept():
+    """Whatever checkpoints a branch keeps, it keeps that of its beginning, with its variables."""
+
+    @workflow(retention="latest_only")
+    def long(topic, model="a"):
+        for number in range(9):
+            think(f"{model} {number}")
+            if number == 3 and stop:
+                raise RuntimeError("stopped")
+        return topic
+
+    stop = [1]
+    with pytest.raises(RuntimeError):
+        long.options(run_id="long")("tides")
+    run = stepwise.get_run("long")
+    stop.clear()
+    variations = [{"model": "b", "topic": {"sea": 1}}, {}]
+    for branch in run.branch(variations=variations):
+        [two] = branch.run.branch(variations=[{"model": "c"}])
+        assert len(branch.run.checkpoints) == 2
+        assert [each.variation for each in branch.run.branches] == [{"model": "c"}]
+        assert two.run.verify().ok
+    assert [each.variation for each in run.branches] == variations
+    assert [each.parted[:6] for each in run.branches] == ["step 5"] * 2
+
+
+def test_secrets_in_variations():
+    """Secrets by name, hidden arguments and credentials are masked in tables; none is stored."""
+
+    @workflow(retention="all", secret="key", redact="topic")
+    def calls_a_model(topic, key, model="a"):
+        api_key = think("none")
+        return think("end"), len(model), len(api_key)
+
+    run = calls_a_model.execute("tides", "sk-very-secret-0123456789")
+    credential = "sk-proj-0123456789abcdef0123"
+    variations = [
+        {"api_key": "hunter-number-2", "topic": "private-topic"},
+        {"model": {"password": "hunter-number-3", "n": 1}},
+        {"model": f"uses {credential}"},
+    ]
+    branches = run.branch(at=1, variations=variations, inputs={"key": "sk-another-0123456789"})
+    shown = [str(branches), branches._repr_html_(), json.dumps(branches.rows()), repr(branches[0])]
+    shown += [CliRunner().invoke(cli.main, ["show", run.id, "--json"]).output]
+    shown += [CliRunner().invoke(cli.main, ["show", each.run.id]).output for each in branches]
+    for text in shown:
+        for secret in ("hunter-number", "private-topic", credential):
+            assert secret not in text, text
+    assert "'n': 1" in shown[0]
+    with pytest.raises(stepwise.ConfigurationError, match="'key' is a secret"):
+        run.branch(at=1, variations=[{"key": "sk-third-0123456789"}])
+    with pytest.raises(stepwise.ConfigurationError, match="'key' is a secret"):
+        run.fork(at=1, locals={"key": "sk-third-0123456789"})
+    assert len(run.branches) == 3
 
 
 # -- adopting ------------------------------------------------------------------------------------
