@@ -13,11 +13,12 @@ from typing import Any
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.budget import Spent
-from stepwise._journal.journal import Position, each_branch, read_end, read_entries
-from stepwise._journal.records import ADOPTED, Call, Entry, RunFacts
+from stepwise._journal.journal import Position, each_branch, read, read_end, read_entries
+from stepwise._journal.records import ADOPTED, NO_SUMS, Call, Entry, RunFacts, Sums
 from stepwise._journal.seal import Seal
 from stepwise._runs.paths import short
 from stepwise._runs.steps import error_line
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.preview import NOT_SHOWN, NotShown
 from stepwise.errors import UnreadableValueError
 from stepwise.stores import Store
@@ -97,15 +98,15 @@ class BranchRows:
             error: what stopped it in this process, if that is not recorded.
         """
         facts, owner = run._facts(), run.owner
-        tally = facts.tally if facts.status != "running" else None
-        spent = Spent(*tally.spent) if tally is not None else run.spent
+        own = self._read(facts)
+        amounts = run.spent if own.has_children or facts.status == "running" else own.sums
         variables, status = shown_variables(facts, variation), run._status(facts, owner)
-        outcome, parted = self._outcome(facts) or error, self.parted(facts)
-        return self._row(facts, status, variables, outcome, spent, parted)
+        outcome = self._outcome(facts, own) or error
+        return self._row(facts, status, variables, outcome, amounts, own.parted)
 
     def unread(self, facts: RunFacts, problem: str) -> dict[str, Any]:
         """Return the row of a branch whose records cannot be read."""
-        return self._row(facts, facts.status, {}, problem, Spent(), None)
+        return self._row(facts, facts.status, {}, problem, NO_SUMS, None)
 
     def _row(
         self,
@@ -113,7 +114,7 @@ class BranchRows:
         status: str,
         variables: Mapping[str, str],
         outcome: str,
-        spent: Spent,
+        amounts: Spent | Sums,
         parted: Call | None,
     ) -> dict[str, Any]:
         return {
@@ -124,48 +125,68 @@ class BranchRows:
             "effects": facts.effects,
             "status": status,
             "result": outcome,
-            "steps": spent.steps,
-            "usd": spent.usd,
-            "seconds": spent.seconds,
+            "steps": amounts.steps,
+            "usd": amounts.usd,
+            "seconds": round(amounts.seconds, 3),
             "parted": f"step {parted.number} {parted.name}({parted.arguments})" if parted else "",
             "parted_at": parted.number if parted else None,
         }
 
     def parted(self, facts: RunFacts) -> Call | None:
         """Return the first call of a branch that its base made otherwise, or not at all."""
-        entries = self._own(facts)
-        first = next(entries, None)
-        if first is None:
-            return None
-        cut = first.number - 1
-        like = self._calls.setdefault(cut, _LikeCalls(self._of_base(cut)))
-        for entry in entries:
-            call = entry.call
-            if call is not None and like.at(call.number) != (call.name, call.digest):
-                return call
-        return None
+        return self._read(facts).parted
 
-    def _own(self, facts: RunFacts) -> Iterator[Entry]:
-        """Yield the records of a branch itself; the first one is that of its beginning."""
-        first = next(self._store.read(facts.run_id), (1, b""))[0]
-        return read_entries(self._store, self._seal, facts.run_id, Position(first - 1, None))
+    def _read(self, facts: RunFacts) -> _OwnRecords:
+        """Read what a branch has recorded itself; the first record is that of its beginning."""
+        place = self._store, self._seal
+        cut = next(self._store.read(facts.run_id), (1, b""))[0] - 1
+        like = self._calls.get(cut)
+        if like is None:
+            entries = read_entries(*place, self._base, Position(cut, None))
+            like = self._calls[cut] = _LikeCalls(entries)
+        parted, calls, children, sums = None, dict[int, Call](), False, NO_SUMS
+        waits = {each.number for each in facts.waits if each.kind == "approval"}
+        for entry, after in read(*place, facts.run_id, Position(cut, None)):
+            sums = after.sums
+            call = entry.call if isinstance(entry, Entry) else None
+            if call is None:
+                continue
+            if parted is None and like.at(call.number) != (call.name, call.digest):
+                parted = call
+            if call.number in waits:
+                calls[call.number] = call
+            children = children or bool(call.child)
+        return _OwnRecords(parted, calls, sums, children)
 
-    def _of_base(self, cut: int) -> Iterator[Entry]:
-        return read_entries(self._store, self._seal, self._base, Position(cut, None))
-
-    def _outcome(self, facts: RunFacts) -> str:
+    def _outcome(self, facts: RunFacts, own: _OwnRecords) -> str:
         """Return the result or the exception of a branch, or what it proposes."""
         end = read_end(self._store, self._seal, facts) if facts.status == "completed" else None
         if end is not None and end.ended is not None:
             return end.ended.preview
-        asked = {each.number: each.name for each in facts.waits if each.kind == "approval"}
-        if not asked:
-            return error_line(facts.error)
-        for entry in self._own(facts):
-            call = entry.call
-            if call is not None and call.number in asked:
-                asked[call.number] = f"{call.name}({call.arguments})"
-        return "; ".join(f"proposes {each}" for each in asked.values())
+        asked = [each for each in facts.waits if each.kind == "approval"]
+        calls = [own.waiting.get(each.number) for each in asked]
+        told = [f"{call.name}({call.arguments})" if call is not None else "" for call in calls]
+        proposed = [
+            text if not each.run and text else each.name
+            for each, text in zip(asked, told, strict=True)
+        ]
+        return "; ".join(f"proposes {each}" for each in proposed) or error_line(facts.error)
+
+
+class _OwnRecords(NamedTuple):
+    """What the rows need of the records that a branch has made itself.
+
+    Args:
+        parted: the first call that its base made otherwise.
+        waiting: the calls that wait for an answer, by number.
+        sums: what they have spent.
+        has_children: whether some are child runs, which may have spent more.
+    """
+
+    parted: Call | None
+    waiting: Mapping[int, Call]
+    sums: Sums
+    has_children: bool
 
 
 class _LikeCalls:

@@ -57,33 +57,31 @@ def grid(view: View, run: Run, found: BranchPage) -> Markup:
     names = [*dict.fromkeys(name for row in found.rows for name in row["variables"])]
     names = names if len(names) <= _COLUMNS else []
     adopts = not view.read_only and not run._facts().superseded
-    heads = ["branch", *(names or ["variables"]), "status", "result", "steps", "spent", "took"]
+    heads = ["branch", *(names or ["variables"]), "status", "result", "steps", "spent", "time"]
     heads += ["parted", *(["adopt"] if adopts else [])]
     rows = [_cells(view, row, names, adopts=adopts) for row in found.rows]
     return table(heads, rows, cls="cards grid")
 
 
 def _cells(view: View, row: Mapping[str, Any], names: list[str], *, adopts: bool) -> list[Content]:
-    run_id, base = row["run"], row["base"]
-    at_step = view.at("runs", run_id, step=row["parted_at"])
-    beside = tag("a", "beside each other", href=view.at("compare", a=base, b=run_id))
+    run_id, base, step = row["run"], row["base"], row["parted_at"]
     values = [row["variables"].get(name, "") for name in names] or [row["variation"]]
     error = row["status"] in ("failed", "interrupted", "crashed", "stuck", "cancelled")
+    parted = tag("a", row["parted"].partition("(")[0][:_STEP], title=row["parted"][:_RESULT],
+                 href=view.at("runs", run_id, step=step))  # fmt: skip
+    beside = tag("a", "compare", href=view.at("compare", a=base, b=run_id))
     cells: list[Content] = [
         markup(
             tag("a", tag("code", run_id.removeprefix(base)), href=view.at("runs", run_id)),
             tag("div", f"side effects {effects_text(row['effects'])}", cls="line"),
         ),
-        *(tag("code", value) for value in values),
+        *(tag("code", value) if value else "" for value in values),
         badge(row["status"]),
-        tag("span", row["result"][:_RESULT], cls="error-line" if error else "outcome"),
+        tag("div", row["result"][:_RESULT], cls="error-line" if error else "outcome"),
         f"{row['steps']:,}",
         ui.amounts(row["usd"], 0),
         duration_text(row["seconds"]),
-        markup(
-            tag("a", tag("code", row["parted"][:_STEP]), href=at_step) if row["parted"] else "",
-            tag("div", beside, cls="line"),
-        ),
+        markup(parted if row["parted"] else "", tag("div", beside, cls="line")),
     ]
     if adopts:
         summary = tag("summary", "Adopt…", cls="button", aria_label=f"adopt {run_id}")
@@ -132,4 +130,4 @@ def about_branch(view: View, run: Run) -> Markup | None:
     if facts.superseded:
         link = tag("a", facts.superseded, href=view.at("runs", facts.superseded))
         told.append(("its branch ", link, " was adopted, and goes on instead"))
-    return markup([tag("p", each, cls="note") for each in told]) if told else None
+    return markup([tag("p", each, cls="soft") for each in told]) if told else None

@@ -731,6 +731,9 @@ def test_a_table():
     assert [each["variation"] for each in branches.rows()] == ["model='b'", "model='c'"]
     assert branches.rows()[0]["parted"].startswith("step 3 think")
     assert run.branches.rows() == branches.rows()
+    for each, row in zip(branches, branches.rows(), strict=True):
+        spent = each.run.spent
+        assert (row["steps"], row["usd"], row["seconds"]) == (spent.steps, spent.usd, spent.seconds)
     assert [each.variation for each in run.branches] == [{"model": "b"}, {"model": "c"}]
 
 
