@@ -137,14 +137,15 @@ class Loaded(NamedTuple):
         return Reader(self.vault, Needs.of(self.state.needs))
 
     def changes(self) -> dict[str, Any]:
-        """Return the variables that a fork gave other values.
+        """Return the variables that a fork gave other values; of two values, the later one.
 
         Raises:
             UnreadableValueError: a variable cannot be loaded.
         """
-        found, end = {}, len(self.payload)
+        found, end = dict[str, Any](), len(self.payload)
         for name, form, size in reversed(self.state.changed):
-            found[name] = codec.decode(self.payload[end - size : end], form)
+            if name not in found:
+                found[name] = codec.decode(self.payload[end - size : end], form)
             end -= size
         return found
 
@@ -220,7 +221,9 @@ class Checkpoints:
         if reads_files:
             state = state._replace(before="")
         name = _name(state)
-        kept, gone, whole = self._sorted_out(name, reads_files=reads_files)
+        # The first checkpoint of a branch says which variables it was given.
+        first = self._names[0] if facts.base and self._names else ""
+        kept, gone, whole = self._sorted_out(name, reads_files=reads_files, stays=first)
         if reads_files:
             state = state._replace(before=self._before[name])
         gone += self._chunks.unneeded(name, needs, kept, pruning=bool(gone))
@@ -249,16 +252,23 @@ class Checkpoints:
         journal, run_id = self._journal, facts.run_id
         return bool(facts.base or journals.branches_of(journal.store, journal.seal, run_id))
 
-    def _sorted_out(self, name: str, *, reads_files: bool) -> tuple[list[str], list[str], bool]:
+    def _sorted_out(
+        self, name: str, *, reads_files: bool, stays: str
+    ) -> tuple[list[str], list[str], bool]:
         """Return the checkpoints to keep, now that ``name`` is the newest, and those to delete.
 
         The third value says whether the whole journal is needed.
+
+        Args:
+            stays: the name of a checkpoint to keep in any case; empty for none.
         """
         # The second was taken in a loop that has ended.
         replaced = [each for each in (name, name + _READS_FILES) if each in self._names]
         names = [each for each in self._names if each not in replaced] if replaced else self._names
         names = [*names, name]
         pruned = names[: -self._keep] if self._keep else thinned_out(names) if self._thins else []
+        if stays:
+            pruned = [each for each in pruned if each != stays]
         needed: set[str] = set()
         kept = [each for each in names if each not in pruned] if pruned else names
         if reads_files or self._before:

@@ -256,6 +256,20 @@ class Inbox:
         with other._log.owned() as epoch:
             other._log.append(epoch, LogEnd(), items)
 
+    def forward_to(self, other: Inbox) -> None:
+        """Send to a branch the signals that its inbox lacks.
+
+        A copied message has the time and the sender of its original, so that it is sent once.
+        """
+        self.look(tolerant=True)
+        with other._log.owned() as epoch:
+            other.look(tolerant=True)
+            known = {each[1:] for each in other.messages}
+            for each in self.messages:
+                if each.kind == "signal" and each[1:] not in known:
+                    _, kind, name, value, *facts = each
+                    other._append(epoch, [kind, name, *facts], value)
+
     def delete(self) -> None:
         """Delete the inbox with all its messages, if it exists."""
         if journal.is_begun(self._log.store, self._log.name):

@@ -74,12 +74,17 @@ def seal_head(seal: Seal, facts: records.RunFacts, last: int, link: bytes) -> He
         last, link: the number of the last record, and the link to it.
     """
     data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
-    index, finished = seal.index(facts.workflow), facts.status in ("completed", "cancelled")
+    index, finished = seal.index(facts.workflow), _listed_status(facts) in _FINISHED
     words = "".join(map(_word, map(seal.index, _words_of(facts))))
     return Head(facts.run_id, index, finished, bytes(data), words, facts.due)
 
 
 _OF, _BASE = "of ", "branch of "
+_FINISHED = ("completed", "cancelled", "superseded")
+
+
+def _listed_status(facts: records.RunFacts) -> str:
+    return "superseded" if facts.superseded else facts.status
 
 
 def _word(text: str) -> str:
@@ -95,7 +100,7 @@ def _words_of(facts: records.RunFacts) -> list[str]:
     names = dict.fromkeys((facts.workflow, facts.label))
     tags = [f"tag {name}={text}" for name, text in facts.tags.items()]
     base = [f"{_BASE}{facts.base}"] if facts.base else []
-    return [*(_OF + name for name in names), f"status {facts.status}", *tags, *base]
+    return [*(_OF + name for name in names), f"status {_listed_status(facts)}", *tags, *base]
 
 
 def is_listed(store: Store, seal: Seal, run_id: str) -> bool:
@@ -204,13 +209,19 @@ SHARED = "shared"
 
 def branches_of(store: Store, seal: Seal, run_id: str) -> list[str]:
     """Return the ids of the branches that share records of a run."""
+    return [each.run_id for each in each_branch(store, seal, run_id)]
+
+
+def each_branch(store: Store, seal: Seal, run_id: str) -> Iterator[records.RunFacts]:
+    """Yield the facts of the branches that share records of a run, by their heads, newest first."""
     if store.get(run_id, SHARED) is None:
-        return []  # else the heads of all runs are searched
+        return  # else the heads of all runs are searched
     words = _searched(seal, [f"{_BASE}{run_id}"])
     newest = getattr(store, "newest_heads", None)
-    found = list(newest(words=words) if newest is not None else store.heads())
-    opened = (open_head(seal, each) or facts_of(store, seal, each.run_id) for each in found)
-    return [each.run_id for each in opened if each is not None and each.base == run_id]
+    for head in list(newest(words=words) if newest is not None else store.heads()):
+        facts = open_head(seal, head) or facts_of(store, seal, head.run_id)
+        if facts is not None and facts.base == run_id:
+            yield facts
 
 
 def is_ready(facts: records.RunFacts) -> bool:

@@ -23,14 +23,30 @@ from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import KnownWorkflow, known_workflow
 from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
-from stepwise._journal.journal import branches_of, facts_of, owned_journal, read_entries
-from stepwise._journal.records import ADOPTED, Adopted, Call, RunFacts, Superseded
-from stepwise._runs.fork import Change, ForkedRun, point_of, refuse_answered, share
+from stepwise._journal.journal import branches_of, facts_of, owned_journal
+from stepwise._journal.log import Bell
+from stepwise._journal.records import ADOPTED, Adopted, RunFacts, Superseded
+from stepwise._runs.branch_rows import (
+    BranchRows,
+    effects_text,
+    in_order,
+    shown_variables,
+    variation_of,
+    variation_text,
+)
+from stepwise._runs.fork import (
+    Change,
+    ForkedRun,
+    point_of,
+    refuse_answered,
+    refuse_secrets,
+    share,
+)
+from stepwise._runs.messages import forward
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import printable
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
-from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped
 
 _OVER = ("completed", "failed", "cancelled")
@@ -80,6 +96,7 @@ class BranchPoint:
             ConfigurationError: the message lists the variables that it has.
         """
         given = {name for each in variations for name in each}
+        refuse_secrets(self.facts, given)
         if given and self.loaded is None:
             raise ConfigurationError(
                 f"run {self.run.id!r} has no variables before its first checkpoint: give at= a "
@@ -127,7 +144,15 @@ class RunBranch:
         self._error = error
 
     def __repr__(self) -> str:
-        return f"<Branch {self.run.id} {self.run.status}: {shown_variation(self.variation)}>"
+        shown = variation_text(shown_variables(self.run._facts(), self.variation))
+        return f"<Branch {self.run.id} {self.run.status}: {shown}>"
+
+    def _row(self, made: dict[str, BranchRows]) -> dict[str, Any]:
+        facts, error = self.run._facts(), self._error
+        base = facts.base or facts.run_id  # a run without a base has parted from nothing
+        rows = made.setdefault(base, BranchRows(self.run.store, self.run._seal, base))
+        told = f"{type(error).__name__}: {error}" if error is not None else ""
+        return rows.row(self.run, self.variation, told)
 
     @property
     def result(self) -> Any:
@@ -149,22 +174,18 @@ class RunBranch:
     @property
     def parted(self) -> str:
         """The first step that the base made otherwise, or not at all; empty if there is none."""
-        base, own = (
-            _calls_of(self.run, run_id) for run_id in (self.run._facts().base, self.run.id)
-        )
-        for number, call in own.items():
-            before = base.get(number)
-            if before is None or (before.name, before.digest) != (call.name, call.digest):
-                return f"step {number} {call.name}({call.arguments})"
-        return ""
+        facts = self.run._facts()
+        call = BranchRows(self.run.store, self.run._seal, facts.base).parted(facts)
+        return f"step {call.number} {call.name}({call.arguments})" if call is not None else ""
 
     def adopt(self) -> None:
         """Go on with this branch instead of its base; its other branches are cancelled.
 
-        A call of the base then names the branch.  The side effects that the branch has proposed
-        are questions from now on: a person's yes makes each of them.  Later ones are made as in
-        any run.  The run goes on when it is called, or with ``branch.run.resume()``.  Killed and
-        called again, this does what was left.
+        Whoever then calls, resumes, answers or cancels the base means the branch, and gets its
+        result or exception.  Signals that were sent to the base since the branch was made are sent
+        to the branch.  The side effects that it has proposed are questions from now on: a person's
+        yes makes each of them.  Later ones are made as in any run.  The run goes on when it is
+        called or resumed.  Killed and called again, this does what was left.
 
         Raises:
             ConfigurationError: the branch was cancelled, another one was adopted, or its side
@@ -175,24 +196,14 @@ class RunBranch:
         adopt(self.run)
 
 
-def _calls_of(run: Any, run_id: str) -> dict[int, Call]:
-    """Return the calls of a run by number; none if the run is gone."""
-    entries = read_entries(run.store, run._seal, run_id)
-    return {each.call.number: each.call for each in entries if each.call is not None}
-
-
-def shown_variation(variation: Mapping[str, Any]) -> str:
-    """Return the variables of a branch as short text."""
-    return ", ".join(f"{name}={preview(value)}" for name, value in variation.items()) or "as it was"
-
-
 @public
 class RunBranches(list[RunBranch]):
     """The branches of a run, displayed as a table."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each branch, as plain data: what the table shows."""
-        return [{**row_of(each), "parted": each.parted} for each in self]
+        made = dict[str, BranchRows]()
+        return [each._row(made) for each in self]
 
     def __str__(self) -> str:
         return render.branches_text(self.rows())
@@ -203,25 +214,20 @@ class RunBranches(list[RunBranch]):
         return render.branches_html(self.rows())
 
 
-def row_of(branch: RunBranch) -> dict[str, Any]:
-    """Return a branch as plain data."""
-    run, spent, error = branch.run, branch.run.spent, branch.error
-    proposed = [f"proposes {each.name}" for each in branch.proposals]
-    outcome = run._facts().error or (f"{type(error).__name__}: {error}" if error else "")
-    try:
-        outcome = preview(branch.result) if run.status == "completed" else outcome
-    except errors.UnreadableValueError as problem:
-        outcome = str(problem)
-    return {
-        "run": run.id,
-        "base": run.forked_from or "",
-        "variation": shown_variation(branch.variation),
-        "status": run.status,
-        "result": ", ".join(proposed) or outcome,
-        "steps": spent.steps,
-        "usd": spent.usd,
-        "seconds": spent.seconds,
-    }
+def existing(run: Any, most: int | None = None) -> RunBranches:
+    """Return the branches of a run that there are; see :attr:`stepwise.Run.branches`.
+
+    Args:
+        most: only the newest ones, if there are more; by default all of them.
+    """
+    known = in_order(run.store, run._seal, run.id, most)
+    return RunBranches(
+        RunBranch(
+            type(run)(run.store, facts.run_id, run._seal),
+            variation_of(run.store, run._seal, facts),
+        )
+        for facts in known
+    )
 
 
 def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBranches:
@@ -328,15 +334,26 @@ def origin_of(run: Any) -> Iterator[tuple[str, str]]:
     if facts.forked_from:
         made = f"{facts.forked_from}, made by {facts.forked_by}"
         yield ("branch of" if facts.base else "fork of"), made
+    if facts.base:
+        given = shown_variables(facts, variation_of(run.store, run._seal, facts))
+        yield "variables", printable(variation_text(given))
     if facts.effects == ADOPTED:
         yield "adopted", "the branch goes on instead of its base"
     elif facts.effects:
-        yield "effects", printable(facts.effects)
+        yield "effects", printable(effects_text(facts.effects))
     if facts.superseded:
         yield "adopted", f"{facts.superseded} goes on instead of this run"
 
 
 # -- adopting --------------------------------------------------------------------------------------
+
+
+def adopted_instead(run: Any) -> Any:
+    """Return the adopted branch that goes on instead of a run; end an adoption that was cut off."""
+    branch = run._to_go_on()
+    if branch._facts().effects != ADOPTED:
+        adopt(branch)
+    return branch
 
 
 def adopt(run: Any) -> None:
@@ -362,9 +379,18 @@ def adopt(run: Any) -> None:
         if facts.effects != ADOPTED:
             head = facts._replace(effects=ADOPTED, tally=None)
             journal.append((Adopted(who, now), b""), head=head)
+    if above is not None:
+        forward(run.store, run._seal, base)
+        Bell(run.store, run._seal).ring(base)  # whoever waits for it goes on as the branch
     for run_id in branches_of(run.store, run._seal, base):
-        other = type(run)(run.store, run_id, run._seal)
-        if run_id != run.id and other.status not in _OVER:
-            other.cancel(f"branch {run.id} was adopted")
-            with contextlib.suppress(ConfigurationError, RunStopped):  # else at its next start
-                known_workflow(run.workflow).resume(other, {}, here=True)
+        if run_id != run.id:
+            _close(type(run)(run.store, run_id, run._seal), f"branch {run.id} was adopted")
+
+
+def _close(other: Any, why: str) -> None:
+    """Cancel a branch whose base goes on as another one, and let it unwind."""
+    with contextlib.suppress(errors.RunEndedError, errors.RunNotFoundError):
+        other.cancel(why)
+        other = other._to_go_on()
+        with contextlib.suppress(ConfigurationError, RunStopped):  # else at its next start
+            known_workflow(other.workflow).resume(other, {}, here=True)

@@ -59,7 +59,9 @@ class Census:
         self._crashed = {each: of for each, of in self._crashed.items() if each in self._opened}
         # Submitted runs that have not begun are suspended, but not among the unfinished heads.
         found["suspended"] = max(found["suspended"], self._number("suspended"))
-        total, found["cancelled"] = self._number(), self._number("cancelled")
+        for status in ("cancelled", "superseded"):
+            found[status] = self._number(status)
+        total = self._number()
         found["completed"] = max(0, total - sum(found.values()))
         return RunsByStatus(found, late)
 

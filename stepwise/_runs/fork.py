@@ -127,6 +127,20 @@ def refuse_answered(store: Store, seal: Seal, facts: records.RunFacts, participl
         found = facts_of(store, seal, found.base)
 
 
+def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
+    """Refuse to record the value of a secret as that of a variable.
+
+    Raises:
+        ConfigurationError: one of the variables is a secret argument of the run.
+    """
+    secret = sorted({*facts.secrets.split()}.intersection(names))
+    if secret:
+        raise errors.ConfigurationError(
+            f"{secret[0]!r} is a secret of run {facts.run_id!r}, which is never stored: give it "
+            f"when the run goes on, by resume({secret[0]}=...) or branch(inputs=...)"
+        )
+
+
 # -- the point at which it resumes ---------------------------------------------------------------
 
 
@@ -548,6 +562,7 @@ def _with_changes(
     """
     if loaded is None:
         return b"", []
+    refuse_secrets(facts, variables)
     before = loaded.payload
     changed = list(loaded.state.changed)
     unknown = [name for name in variables if name not in known]

@@ -62,7 +62,7 @@ def hand_down(url: str) -> str:
 def old_runs(
     before: float, keep: int, limit: int | None = None, *, streams: bool = False
 ) -> Iterator[Listed]:
-    """Yield the completed and cancelled runs that were not updated since a time, one by one.
+    """Yield the completed, cancelled and superseded runs not updated since a time, one by one.
 
     Child runs are left out: they are deleted with their parents.
 
@@ -79,7 +79,7 @@ def old_runs(
 def _old(before: float, keep: int) -> Iterator[Listed]:
     seen = Counter[str]()
     for each in each_listed(oldest=not keep):
-        if each.facts.parent or each.status not in ("completed", "cancelled"):
+        if each.facts.parent or each.status not in ("completed", "cancelled", "superseded"):
             continue
         seen[each.facts.workflow] += 1
         if seen[each.facts.workflow] > keep and each.facts.updated_at <= before:

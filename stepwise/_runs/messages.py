@@ -20,7 +20,7 @@ from stepwise._journal.projection import Calls, met_messages
 from stepwise._journal.records import OVER, Cancelling, Ended, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import open_waits
-from stepwise._runs.steps import gone, known_facts, newest_checkpoint
+from stepwise._runs.steps import facts_to_go_on, gone, newest_checkpoint
 from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import notice, reports, shell_word
 from stepwise._runtime.options import check_signal
@@ -132,7 +132,8 @@ def send(store: Store, seal: Seal, run_id: str, name: str, value: Any, key: str 
     check_signal(name)
     if key is not None and not (isinstance(key, str) and key):
         raise errors.ConfigurationError(f"key is {key!r}; give a text, not empty, or leave it out")
-    facts = known_facts(store, seal, run_id)
+    facts = facts_to_go_on(store, seal, run_id)
+    run_id = facts.run_id
     data = _to_json(value, run_id, name)
     names = {each.name for each in facts.waits if each.kind == "signal"}
     if facts.status != "suspended" or name in names:  # else the journal need not be read
@@ -190,11 +191,21 @@ def deliver(
     refuse_in_branch(f"sends no message to run {facts.run_id!r}")
     inbox = Inbox(store, seal, facts.run_id)
     number = inbox.post(kind, name, value, **more)
-    if facts_of(store, seal, facts.run_id) is None:  # deleted since: clean up the inbox
+    now = facts_of(store, seal, facts.run_id)
+    if now is None:  # deleted since: clean up the inbox
         inbox.delete()
         raise gone(store, facts.run_id)
+    if now.superseded:
+        forward(store, seal, facts.run_id)
     Bell(store, seal).ring(facts.run_id)
     return number, next((each.value for each in inbox.messages if each.number == number), None)
+
+
+def forward(store: Store, seal: Seal, run_id: str) -> None:
+    """Send what a superseded run was sent to the branch that goes on instead, and wake that one."""
+    branch = facts_to_go_on(store, seal, run_id).run_id
+    Inbox(store, seal, run_id).forward_to(Inbox(store, seal, branch))
+    Bell(store, seal).ring(branch)
 
 
 def ended_error(facts: RunFacts) -> errors.RunEndedError:
@@ -346,6 +357,7 @@ def cancel(store: Store, seal: Seal, run_id: str, reason: str) -> None:
     recorded now, so that listings show it, and the next owner unwinds the run.
     """
     facts = _facts(store, seal, run_id)
+    run_id = facts.run_id
     if facts.cancelling:
         return
     refuse_in_branch(f"cancels no run, such as {run_id!r}")
@@ -372,7 +384,7 @@ def _facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
         RunNotFoundError, RunEndedError, ConfigurationError: the run is missing, has ended, or
             is a child run.
     """
-    facts = known_facts(store, seal, run_id)
+    facts = facts_to_go_on(store, seal, run_id)
     refuse_ended(facts)
     if facts.parent:
         raise errors.ConfigurationError(

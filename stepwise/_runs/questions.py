@@ -30,7 +30,7 @@ from stepwise._journal.records import (
 from stepwise._journal.seal import Seal
 from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise._runs.messages import deliver, ended_error
-from stepwise._runs.steps import known_facts
+from stepwise._runs.steps import facts_to_go_on, known_facts
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import Codec
@@ -145,7 +145,9 @@ class Question:
 
 
 def questions_of(store: Store, seal: Seal, facts: RunFacts) -> list[Question]:
-    """Return the open questions of a run and its child runs."""
+    """Return the open questions of a run and its child runs; none of one that was superseded."""
+    if facts.superseded:
+        return []
     entries = [*entries_of(store, seal, facts)]
     asked = open_questions(entries, facts)
     given = _answers(store, seal, facts, asked) if asked else {}
@@ -232,13 +234,13 @@ def give_answer(
             f"a no needs a reason, and {note!r} is none: the workflow gets it, and so does whoever "
             'looks at the run: question.deny("too expensive")'
         )
-    facts = known_facts(store, seal, run_id)
+    facts = facts_to_go_on(store, seal, run_id)
     found = questions_of(store, seal, facts)
     meant = (each for each in found if each.ticket == ticket)
     question = next((each for each in meant if _is_of(step, each.step, each.name)), None)
     if question is None:
         raise _not_asked(store, seal, facts, step, ticket, found)
-    facts = facts if question.run_id == run_id else known_facts(store, seal, question.run_id)
+    facts = facts if question.run_id == facts.run_id else known_facts(store, seal, question.run_id)
     if question._proposed_by:
         raise ConfigurationError(
             f"run {question._proposed_by!r} is a branch, and proposes {question.name}: adopt it "

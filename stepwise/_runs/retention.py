@@ -155,7 +155,9 @@ class _Keeper:
             if not goes_on():
                 return emptied
             facts = journals.open_head(self._seal, head) if head.finished else None
-            if facts is None or facts.parent or facts.undoing or facts.status not in _ENDED:
+            if facts is None or facts.parent or facts.undoing:
+                continue
+            if facts.status not in _ENDED and not facts.superseded:
                 continue
             exceeds = self.deleted - before < too_many or self._excess > 0
             if exceeds or facts.updated_at <= old:

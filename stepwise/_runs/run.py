@@ -37,7 +37,7 @@ from stepwise._matching.pool import key_of
 from stepwise._runs import questions
 from stepwise._runs import steps as run_steps
 from stepwise._runs import why as reasons
-from stepwise._runs.branching import RunBranches
+from stepwise._runs.branching import RunBranches, existing
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, refuse_in_branch, send
@@ -155,6 +155,11 @@ class Run:
             raise errors.RunNotFoundError(what, run_id=self.id)
         return facts
 
+    def _to_go_on(self) -> Run:
+        """Return the run, or the adopted branch that goes on instead of it."""
+        run_id = run_steps.facts_to_go_on(self.store, self._seal, self.id).run_id
+        return self if run_id == self.id else Run(self.store, run_id, self._seal)
+
     @property
     def workflow(self) -> str:
         """The workflow's full name, ``module:name`` or ``/path/script.py:name``."""
@@ -196,6 +201,11 @@ class Run:
         return self._facts().forked_by or None
 
     @property
+    def superseded_by(self) -> str | None:
+        """The id of the adopted branch that goes on instead of this run; ``None`` without one."""
+        return self._facts().superseded or None
+
+    @property
     def program(self) -> Program | None:
         """The command that last started the program of the run; ``None`` if unknown."""
         how = how_started(self.store, self._seal, self._facts())
@@ -210,7 +220,8 @@ class Run:
         ``cancelled``: somebody cancelled the run.  ``suspended``: it released its process and waits
         for a time, a signal or a person (see ``waits``).  ``crashed``: its process is gone, and the
         run has not ended.  ``stuck``: it crashed three times at the same step, so ``stepwise up``
-        leaves it alone.  ``ready``: a fork that nobody has executed yet.
+        leaves it alone.  ``ready``: a fork that nobody has executed yet.  ``superseded``: a branch
+        was adopted, and goes on instead of the run.
         """
         return self._status(self._facts(), self.owner)
 
@@ -732,6 +743,11 @@ class Run:
 
         return branch(self, at, variations, effects, max_workers, budget, inputs or {})
 
+    @property
+    def branches(self) -> RunBranches:
+        """The branches of the run, oldest first, with the variables that each was given."""
+        return existing(self)
+
     def forget(self, step: int | str) -> None:
         """Forget a recorded step, so that it runs again the next time the workflow is called.
 
@@ -854,7 +870,7 @@ class Run:
 
 _NEAR = 1000  # newest runs that are searched for an id similar to a misspelled one
 _SHOWN = 100  # runs that a list shows
-_NEVER_RUNNING = ("completed", "failed", "interrupted", "suspended", "cancelled")
+_NEVER_RUNNING = ("completed", "failed", "interrupted", "suspended", "cancelled", "superseded")
 _RUNNING = ("running", "crashed", "stuck", "ready")  # as their heads have it
 _UNFINISHED = ("running", "crashed", "stuck", "failed", "interrupted", "suspended", "ready")
 

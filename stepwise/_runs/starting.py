@@ -19,10 +19,10 @@ from stepwise.errors import ConfigurationError, RunBusyError
 
 
 def top_of(run: Run) -> Run:
-    """Return the top-level run above a run: the run that the program starts."""
+    """Return the run that the program starts: the one above a child run, or its adopted branch."""
     while run.parent is not None:
         run = get_run(run.parent, store=run.store)
-    return run
+    return run._to_go_on()
 
 
 def refuse_running(run: Run) -> None:

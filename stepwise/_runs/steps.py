@@ -58,6 +58,7 @@ RunStatus = Literal[
     "suspended",
     "cancelling",
     "cancelled",
+    "superseded",
 ]
 
 
@@ -74,6 +75,25 @@ def known_facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
     facts = facts_of(store, seal, run_id)
     if facts is None:
         raise gone(store, run_id)
+    return facts
+
+
+def facts_to_go_on(store: Store, seal: Seal, run_id: str) -> RunFacts:
+    """Return the facts of a run, or of the adopted branch that goes on instead of it.
+
+    Raises:
+        RunNotFoundError: the run or that branch was deleted.
+    """
+    facts = known_facts(store, seal, run_id)
+    while facts.superseded:
+        branch = facts_of(store, seal, facts.superseded)
+        if branch is None:
+            raise RunNotFoundError(
+                f"run {run_id!r} went on as its branch {facts.superseded!r}, which was deleted. To "
+                f"begin anew: .options(fresh=True), or stepwise forget {shell_word(run_id)}",
+                run_id=facts.superseded,
+            )
+        facts = branch
     return facts
 
 
@@ -95,6 +115,8 @@ def status_of(store: Store, seal: Seal, facts: RunFacts, *, owned: bool) -> RunS
     Args:
         owned: True if a process is executing the run.
     """
+    if facts.superseded:
+        return "superseded"
     unwinds = facts.cancelling and facts.status not in OVER
     if unwinds or (facts.undoing and facts.status == "cancelled"):
         return "cancelling"
@@ -167,6 +189,7 @@ def run_dict(
         "parent": facts.parent or None,
         "forked_from": facts.forked_from or None,
         "forked_by": facts.forked_by or None,
+        "superseded_by": facts.superseded or None,
         "owner": None if owner is None else {"pid": owner.pid, "host": owner.host},
     }
 

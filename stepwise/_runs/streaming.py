@@ -168,9 +168,10 @@ class RunStream:
         while True:
             self._stamp = self._current_stamp()  # first: what comes later rings again
             head = read_head(self._log.store, self._log.seal, self._log.run_id)
-            status = (head[0] if head is not None else self._facts()).status
+            facts = head[0] if head is not None else self._facts()
+            status = "superseded" if facts.superseded else facts.status
             yield from self._available()
-            if status in OVER:
+            if status in (*OVER, "superseded"):
                 if self._log.gone(self._read):
                     raise self._damaged(self._read + 1)
                 yield StreamItem(self._next - 1, "end", status)

@@ -734,6 +734,7 @@ class _RunReading:
             "cancelling": f"It is to be cancelled, asked by {self.facts.cancelling}, and unwinds.",
             "cancelled": f"It was cancelled: {error}" if error else "It was cancelled.",
             "ready": "It is a fork that nobody has executed yet.",
+            "superseded": f"Its branch {self.facts.superseded} was adopted, and goes on instead.",
         }.get(self.status)
         return told if told is not None else self._said_of_death(at, during)
 

@@ -319,7 +319,7 @@ def _unfinished(store: Store, seal: Seal, workflow: str) -> Iterator[RunFacts]:
 
 
 def _begun(seal: Seal, heads: Iterable[Head], most: int) -> Iterator[RunFacts]:
-    """Yield the top-level runs of these heads, without the runs of this process.
+    """Yield the top-level runs of these heads that a call may continue, but those of this process.
 
     Args:
         most: the number of heads that are examined.
@@ -328,7 +328,7 @@ def _begun(seal: Seal, heads: Iterable[Head], most: int) -> Iterator[RunFacts]:
     for head in itertools.islice(heads, most):
         # Runs of this process are skipped without asking the store, which may be remote.
         facts = journals.open_head(seal, head) if head.run_id not in mine else None
-        if facts is not None and not facts.parent:
+        if facts is not None and not (facts.parent or facts.is_branch):
             yield facts
 
 
@@ -347,6 +347,10 @@ RunT = TypeVar("RunT", bound=OpenedRun)
 
 class NoTurnError(Exception):
     """A run has to wait for its turn, and is not taken up."""
+
+
+class SupersededError(errors.RunConflictError):
+    """A branch of the run was adopted, and goes on instead of it."""
 
 
 def check_may_begin(label: str) -> None:
@@ -370,6 +374,7 @@ def open_run(
         RunBusyError, RunOwnedError: another thread or process is executing the run, or the run is
             no longer the intended one.
         RunConflictError: its id belongs to a run with other arguments.
+        SupersededError: its adopted branch goes on instead.
         JournalLostError: records of side effects are missing.
         ConfigurationError: the run would be recorded as pickles, which this process refuses to
             load.
@@ -469,7 +474,7 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
     """Return a run's facts, or ``None`` if it is new, and its result if it has completed.
 
     Raises:
-        RunBusyError, RunConflictError, RunCancelled: as in :func:`open_run`.
+        RunBusyError, RunConflictError, SupersededError, RunCancelled: as in :func:`open_run`.
     """
     facts = journals.facts_of(call.store, seal, call.run_id)
     if call.meant is not None and not call.meant(facts):
@@ -492,10 +497,9 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
     if call.explicit:
         check_conflict(call, seal, facts)
     if facts.superseded:
-        raise errors.RunConflictError(
-            f"run {call.run_id!r} is not continued: its branch {facts.superseded!r} was adopted. "
-            f"Call that: .options(run_id={facts.superseded!r}), or begin anew: "
-            ".options(fresh=True)",
+        raise SupersededError(
+            f"run {call.run_id!r} is not continued here: its branch {facts.superseded!r} was "
+            f"adopted, and goes on instead. Call that: .options(run_id={facts.superseded!r})",
             run_id=call.run_id,
             recorded=f"the branch {facts.superseded}",
             given=call.run_id,
@@ -1019,6 +1023,12 @@ class Starting:
             facts = self._glance(facts.forked_from)
         return found
 
+    def id_to_go_on(self, run_id: str) -> str:
+        """Return the id of a run, or of the adopted branch that goes on instead of it."""
+        facts = self._glance(run_id)
+        is_superseded = facts is not None and facts.superseded
+        return run_of(self._store, run_id)._to_go_on().id if is_superseded else run_id
+
     def is_derived(self, run_id: str) -> bool:
         """Return whether an id belongs to a call that is counted together with this call."""
         return any(_is_numbered(run_id, base) for base in self._bases)
@@ -1165,7 +1175,7 @@ class Starting:
     def _could_be(self, facts: RunFacts, name: str) -> bool:
         return (
             facts.digest == self._parts.arguments
-            and not facts.parent
+            and not (facts.parent or facts.is_branch)
             and not journals.is_ready(facts)
             and not self._parts.differing(facts.parts)
             and (name == self._workflow.full_name or self._is_of_file(facts))
@@ -1490,6 +1500,9 @@ class TopLevel(WorkflowCall):
             except NoTurnError:
                 yield from self._await_turn(waits)
                 continue
+            except SupersededError:
+                self._follow()
+                continue
             except (errors.RunBusyError, errors.RunOwnedError):
                 if not self._meant.unfinished:
                     raise
@@ -1528,6 +1541,21 @@ class TopLevel(WorkflowCall):
         yield from granted(permit, bell, look)
         self.permit = permit
         return Result()
+
+    def _follow(self) -> None:
+        """Mean the adopted branch that goes on instead of the run.
+
+        Raises:
+            RunNotFoundError: the branch was deleted.
+        """
+        from stepwise._runs.branching import adopted_instead  # on use: few runs have branches
+
+        branch = adopted_instead(run_of(self.store, self.run_id))
+        if memory.is_first(f"superseded {self.store.url} {self.run_id}"):
+            notice(f"{self.run_id}: its branch {branch.id} was adopted, and goes on instead")
+        self.leave_turn()
+        self.run_id = branch.id
+        self._meant = self._meant._replace(run_id=branch.id)
 
     def leave_turn(self) -> None:
         """Give the turn of the run to another one."""
@@ -1577,7 +1605,11 @@ class TopLevel(WorkflowCall):
         """Return the recorded result once another process has completed the run."""
         explicit = self.is_explicit
         call = self.invocation(self.store, self.run_id, explicit=explicit, fsync=True, waited=True)
-        return recall_run(call, journals.seal_for(self.store))[1]
+        try:
+            return recall_run(call, journals.seal_for(self.store))[1]
+        except SupersededError:
+            self._follow()
+            return self.recall()
 
     def _choose_next(self) -> None:
         self._meant = next(self._runs)
@@ -1681,7 +1713,7 @@ def next_run_id(
     meant = next(starting.runs())
     if meant.generated:
         raise no_id_yet(workflow.label)
-    return meant.run_id
+    return starting.id_to_go_on(meant.run_id)
 
 
 # -- the four forms of a function: plain, coroutine, generator, asynchronous generator ------------

@@ -549,6 +549,8 @@ class DebuggedRun(WorkflowRun):
             why = "the code has raised: reload opens the run before it, at its checkpoint"
         elif active.facts.status == "completed":
             why = "the run has completed, and is only looked at: fork goes on as a new run"
+        elif active.facts.superseded:
+            why = f"its branch {active.facts.superseded} goes on instead, and it is only looked at"
         elif look.differs:
             why = f"the replay is only approximate ({look.differs}): the run cannot go on from it"
         else:

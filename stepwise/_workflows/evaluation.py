@@ -36,14 +36,13 @@ from stepwise._identity.following import version_of
 from stepwise._identity.identity import captured
 from stepwise._journal.journal import facts_of
 from stepwise._journal.records import RunFacts
+from stepwise._runs.branch_rows import shown_variables, variation_text
 from stepwise._runs.branching import (
     RunBranch,
     RunBranches,
     check,
     execute,
     make,
-    row_of,
-    shown_variation,
     workflow_of,
 )
 from stepwise._runs.run import Run, current_run
@@ -343,7 +342,7 @@ def _each_to_score(
     runs: Any, at: int | str | None, variations: list[dict[str, Any]], effects: Any
 ) -> Iterator[_ToScore]:
     """Make the branches of each run; yield the run, and its branches."""
-    seen, names = set[str](), _names_of(variations)
+    seen = set[str]()
     for each in [runs] if isinstance(runs, (Run, str)) else runs:
         run = Run(open_store(settings.store()), each) if isinstance(each, str) else each
         check_kind("runs= of evaluate()", run, Run, "give runs or their ids: stepwise.runs(...)")
@@ -352,22 +351,23 @@ def _each_to_score(
         if is_ours or run.id in seen:
             continue
         seen.add(run.id)
-        found, workflow, problem = RunBranches(), None, ""
+        found, names, workflow, problem = RunBranches(), list[str](), None, ""
         try:
             workflow = workflow_of(run)
             found = make(run, at, variations, effects)
+            names = _names_of(variations, run._facts())
         except (StepwiseError, RunStopped) as error:
             problem = f"{error}"
         yield _ToScore(RunBranch(run, {}), problem=problem)
-        for branch, name in zip(found, names, strict=False):  # a run without branches has none
+        for branch, name in zip(found, names, strict=True):
             yield _ToScore(branch, name, workflow)
 
 
-def _names_of(variations: list[dict[str, Any]]) -> list[str]:
+def _names_of(variations: list[dict[str, Any]], facts: RunFacts) -> list[str]:
     """Return a text for each variation; texts that were shortened to the same one get a number."""
     names, known = [], dict[str, str]()
     for number, variation in enumerate(variations, 1):
-        name = shown_variation(variation)
+        name = variation_text(shown_variables(facts, variation))
         try:
             identity = digest.digest(variation)
         except DigestError:
@@ -394,7 +394,8 @@ def _done(job: _ToScore, scorer: _Scorer, inputs: Mapping[str, Any]) -> dict[str
     if job.workflow is not None:
         execute(job.workflow, inputs, branch)
     try:
-        row |= row_of(branch)
+        made = branch._row({})
+        row |= {name: made[name] for name in COLUMNS if name in made}
         if row["status"] == "completed":
             row["score"] = scorer(branch.run)
         elif row["status"] != "suspended":  # of which the result says what it proposes

@@ -161,7 +161,7 @@ def is_submitted(run: UnfinishedRun) -> bool:
 
 def _may_go_on(facts: RunFacts | None) -> TypeGuard[RunFacts]:
     """Return whether a run may continue by itself: it has not ended and was not stopped."""
-    if facts is None or facts.parent or facts.status in ("completed", "failed"):
+    if facts is None or facts.parent or facts.superseded or facts.status in ("completed", "failed"):
         return False
     if facts.status == "cancelled":
         return facts.undoing  # the process died while undoing the run's side effects
@@ -210,11 +210,11 @@ class Backlog:
     def look_at(self, run_id: str) -> UnfinishedRun | None:
         """Return the current state of a run, or ``None`` if the run need not continue.
 
-        For a child run, the result is the top-level run.
+        For a child run, the result is the top-level run; for a superseded run, its branch.
         """
         facts = facts_of(self.store, self.seal, run_id)
-        while facts is not None and facts.parent:
-            facts = facts_of(self.store, self.seal, facts.parent)
+        while facts is not None and (facts.parent or facts.superseded):
+            facts = facts_of(self.store, self.seal, facts.parent or facts.superseded)
         return UnfinishedRun(self.store, self.seal, facts) if _may_go_on(facts) else None
 
 
@@ -470,6 +470,11 @@ class StartedRun(abc.ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of run {self.id} {self.status}>"
 
+    def _mean(self, top: TopLevel) -> None:
+        """Mean the run that a call has taken up instead of the run that it was to take up."""
+        if self.id != top.run_id:
+            self.run = run_of(top.store, top.run_id)
+
     @property
     def id(self) -> str:
         """The id of the run."""
@@ -689,8 +694,7 @@ def start_thread(top: TopLevel) -> Handle[Any]:
     began.wait()
     if refused:
         raise refused[0]
-    if handle.id != top.run_id:  # another process took over the intended run first
-        handle.run = run_of(top.store, top.run_id)
+    handle._mean(top)
     return handle
 
 
@@ -742,7 +746,11 @@ def execute_here(
         wake: called when the suspended run must continue, with the function that executes it again.
     """
     try:
-        handle._end(executed(top, waits, begins))
+        try:
+            value = executed(top, waits, begins)
+        finally:
+            handle._mean(top)
+        handle._end(value)
     except errors.RunSuspended as error:
         tell_failure(top, error, wakes=wake is not None)
         if wake is None:
@@ -869,6 +877,7 @@ def _begin_task(
 
     def ended(_: object) -> None:
         _tasks_held.discard(task)
+        handle._mean(top)
         error = asyncio_state.cancellation() if task.cancelled() else task.exception()
         try:
             _close_unbegun(top)
@@ -1127,7 +1136,7 @@ def _call_of(run: Run) -> TopLevel | None:
     Another process may have continued the run, or the run cannot be loaded, which is reported.
     """
     try:
-        waiting = _waiting(run)
+        waiting = _waiting(run._to_go_on())
         return waiting.again() if waiting is not None else None
     except (Exception, errors.RunStopped) as error:  # classes of loaded values may raise, too
         notice(f"recover: {run.id} is left alone: {error_text(error) or type(error).__name__}")

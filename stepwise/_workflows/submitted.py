@@ -103,7 +103,8 @@ def _submitted(
     check_key(store, seal)
     _record(call, seal, due, limited=workflow.options.concurrent is not None)
     _ring(store, seal)
-    return Run(store, call.run_id, seal)
+    run = Run(store, call.run_id, seal)
+    return run._to_go_on() if call.explicit else run
 
 
 def _refuse_ambiguous(

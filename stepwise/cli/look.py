@@ -31,7 +31,7 @@ from stepwise._display.terminal import (
     when,
 )
 from stepwise._display.words import cached_text, resume_text, tries_text
-from stepwise._runs.branching import origin_of
+from stepwise._runs.branching import existing, origin_of
 from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.housekeeping import store_url
@@ -279,6 +279,7 @@ def show(
         facts["frames"] = [each.to_dict() for each in run.frames]
         facts["stops"] = [each.to_dict() for each in seen.stops]
         facts["questions"] = [each.to_dict() for each in run._asked(seen)]
+        facts["branches"] = existing(run, None if every else SHOWN).rows()
         facts["inbox"] = [each.to_dict() for each in run.inbox if every or each.status != "taken"]
         if with_locals:
             facts["locals"] = {name: shown(value, name) for name, value in variables.items()}
@@ -301,11 +302,25 @@ def show(
     again.show()
     cli.show_in_doubt(run, seen.in_doubt)
     cli.show_stops(seen.stops)
+    _show_questions(run, seen)
+    _show_inbox(run, every=every)
+    _show_branches(run, every=every)
+
+
+def _show_questions(run: Run, seen: Overview) -> None:
     for question in run._asked(seen):
         cli.say()
         for line in question_text(question).splitlines():
             cli.say(line)
-    _show_inbox(run, every=every)
+
+
+def _show_branches(run: Run, *, every: bool) -> None:
+    """Print the branches of a run as a table: the newest ones, or all."""
+    found = existing(run, None if every else SHOWN)
+    if found:
+        cli.say(f"\n{found}")
+    if len(found) == SHOWN and not every:
+        cli.note(f"the newest {SHOWN} branches; all of them: --all")
 
 
 _INBOX = [

@@ -354,9 +354,9 @@ def deny(
 
 def _answer(run: Run, step: str, ticket: str | None, said: Decision, *, as_json: bool) -> None:
     """Answer the question named by a ticket, or shown to the person at the terminal."""
-    facts = run._facts()
+    run = run._to_go_on()
     if ticket is None:
-        question = question_of(run.store, run._seal, facts, step)
+        question = question_of(run.store, run._seal, run._facts(), step)
         _show_first(question, "Approve it?" if said.approved else "Deny it?", as_json=as_json)
         ticket = question.ticket
     give_answer(run.store, run._seal, run.id, step, ticket, said)

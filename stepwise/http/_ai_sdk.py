@@ -126,6 +126,7 @@ class UiMessage:
         last = {
             "completed": {"type": "finish"},
             "cancelled": {"type": "abort"},
+            "superseded": {"type": "abort"},
             "failed": {"type": "error", "errorText": "The run failed."},
         }
         return [*ends, last[status]]

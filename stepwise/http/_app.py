@@ -166,7 +166,10 @@ class HttpApp:
         facts = await asyncio.to_thread(facts_of, self._store, seal, run_id)
         if facts is None or not visitor.has(facts):
             raise no_run(run_id)
-        return Run(self._store, run_id, seal)
+        try:
+            return await asyncio.to_thread(Run(self._store, run_id, seal)._to_go_on)
+        except RunNotFoundError as error:  # its adopted branch was deleted
+            raise no_run(run_id) from error
 
     # -- runs ------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Followers:
             if why == "crashed" and deaths_of(self._store, found.seal, found.facts).are_deadly:
                 raise StepwiseError("its process died again and again at the same step")
             return found.run
-        facts = facts_of(self._store, seal_for(self._store), run.id)
+        facts = facts_of(self._store, seal_for(self._store), run._to_go_on().id)
         return run if facts is not None and facts.status == "interrupted" else None
 
 

@@ -227,7 +227,7 @@ class Startable:
         if facts.workflow != workflow.full_name or differing:
             which = f", which differs in {', '.join(differing)}" if differing else ""
             raise HTTPException(409, f"the run id {run_id!r:.200} is another call's{which}")
-        return Run(self._store, run_id, seal)
+        return Run(self._store, run_id, seal)._to_go_on()
 
 
 def _equal(one: Any, other: Any) -> bool:

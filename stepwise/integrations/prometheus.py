@@ -52,7 +52,7 @@ _FRESH = 10.0  # seconds for which the counts of a store are shown again
 _LIMIT = "for the limit "
 _STATUSES = (
     *("running", "suspended", "crashed", "stuck", "ready", "interrupted"),
-    *("failed", "cancelled", "completed"),
+    *("failed", "cancelled", "completed", "superseded"),
 )
 
 

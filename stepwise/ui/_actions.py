@@ -2,7 +2,8 @@
 
 The fields of the forms, beside ``token``::
 
-    resume, compensate, delete   none
+    resume, compensate           none
+    delete, adopt                none
     cancel                       reason
     send                         name, key, and value (JSON) or a field:NAME for each property
     approve                      step, ticket, note
@@ -34,6 +35,7 @@ from typing import Any, BinaryIO
 from stepwise._journal.inbox import acting_as
 from stepwise._journal.summary import open_waits
 from stepwise._runs import starting
+from stepwise._runs.branching import adopt
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.run import Run
 from stepwise._runtime.messages import printable
@@ -172,6 +174,7 @@ _ACTIONS: dict[str, Callable[[Run, FormFields], object]] = {
     "forget-step": lambda run, fields: run.forget(fields.step()),
     "compensate": lambda run, _: run.compensate(),
     "delete": lambda run, _: run.delete(),
+    "adopt": lambda run, _: adopt(run),
 }
 NAMES = frozenset((*_ACTIONS, "resume", "fork"))
 _MARKED = {"resume": "resume", "cancel": "cancel", "forget": "delete"}

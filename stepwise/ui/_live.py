@@ -36,12 +36,12 @@ class _SeenState(NamedTuple):
     Args:
         head: its head.
         moves: its marks, its note, and whether a process executes it.
-        parent: the run that called it; empty for others.
+        above: the run that called it, or whose branch it is; empty for others.
     """
 
     head: bytes
     moves: tuple[object, ...] = ()
-    parent: str = ""
+    above: str = ""
 
 
 class _Listener:
@@ -91,13 +91,13 @@ class RunWatcher:
         self._listeners: set[_Listener] = set()
         self._watches = False
         self._ended = threading.Event()
-        self._parents: dict[str, tuple[bytes, str, bool]] = {}
+        self._known: dict[str, tuple[bytes, str, bool]] = {}
 
     async def events(self, run_id: str = "") -> AsyncGenerator[str, None]:
         """Yield server-sent events: one for each look that found a change.
 
         Args:
-            run_id: only changes of this run and of its child runs; empty for all runs.
+            run_id: only changes of this run, its child runs and branches; empty for all runs.
         """
         listener = _Listener(run_id)
         with self._lock:
@@ -140,7 +140,7 @@ class RunWatcher:
                 else:
                     changed = _changes(before, now)
                     for each in listeners:
-                        found = [i for i, s in changed.items() if each.run_id in ("", i, s.parent)]
+                        found = [i for i, s in changed.items() if each.run_id in ("", i, s.above)]
                         # A page may be older than the first look: it is loaded again once.
                         if found or each.is_new or (not each.run_id and counted != matters):
                             each.tell(() if each.is_new else found, matters)
@@ -160,7 +160,10 @@ class RunWatcher:
     def _look(self, wanted: set[str]) -> dict[str, _SeenState]:
         """Return the states of the unfinished runs, the newest runs and the wanted ones."""
         store = self._reader.store
-        found = {run_id: _SeenState(head) for run_id, head in self._reader.heads().items()}
+        found = {
+            run_id: _SeenState(data, above=facts.parent or facts.base)
+            for run_id, (data, facts) in self._reader.heads().items()
+        }
         for head in itertools.islice(newest_heads(store, self._reader.seal), _NEWEST):
             found[head.run_id] = self._state(head)
         for run_id in wanted - {""}:
@@ -168,22 +171,22 @@ class RunWatcher:
             state = self._state(head_now) if head_now is not None else _SeenState(b"")
             beside = *store.marks(inbox_name(run_id)), *_marks(store, stream_name(run_id))
             found[run_id] = state._replace(moves=(*state.moves, *beside))
-        self._parents = {i: known for i, known in self._parents.items() if i in found}
+        self._known = {i: known for i, known in self._known.items() if i in found}
         return found
 
     def _state(self, head: Head) -> _SeenState:
         run_id, store = head.run_id, self._reader.store
-        data, parent, runs = self._parents.get(run_id, (b"", "", False))
+        data, above, runs = self._known.get(run_id, (b"", "", False))
         if data != head.data:
             facts = open_head(self._reader.seal, head)
-            parent = facts.parent if facts is not None else ""
+            above = facts.parent or facts.base if facts is not None else ""
             runs = facts is None or facts.status == "running"
-            self._parents[run_id] = head.data, parent, runs
+            self._known[run_id] = head.data, above, runs
         if not runs:
-            return _SeenState(head.data, (), parent)
+            return _SeenState(head.data, (), above)
         owner, noted = store.owner(run_id), getattr(store, "noted", None)
         note = noted(run_id) if noted is not None else b""
-        return _SeenState(head.data, (owner, note, *_marks(store, run_id)), parent)
+        return _SeenState(head.data, (owner, note, *_marks(store, run_id)), above)
 
 
 def _marks(store: Store, name: str) -> list[object]:

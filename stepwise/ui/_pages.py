@@ -109,13 +109,14 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
 
 def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
     facts, spent = run.facts, run.spent
-    waits, source = pending(facts), facts.forked_from
+    waits, source, instead = pending(facts), facts.forked_from, facts.superseded
     kind = "branch" if facts.base else "fork"
     notes: list[Content] = [
         tag("span", run.error[:300], cls="error-line") if run.error else "",
         f"waits: {ui.shortened(waits)}" if waits else "",
         f"left to {run.served_by}" if run.served_by else "",
         (f"{kind} of ", tag("a", source, href=view.at("runs", source))) if source else "",
+        (tag("a", instead, href=view.at("runs", instead)), " goes on instead") if instead else "",
         ui.shortened([f"{name}={value}" for name, value in facts.tags.items()]),
     ]
     call = tag(
@@ -227,7 +228,9 @@ def question(view: View, asked: Question, before: str, back: str) -> Markup:
         forms = tag("p", "An approver has to sign the answer (", signers, "), with the command ",
                     tag("code", command))  # fmt: skip
     if asked._proposed_by:
-        forms = tag("p", "A branch proposes this call. To make it, adopt the branch first: ",
+        branch = tag("a", asked._proposed_by, href=view.at("runs", asked._proposed_by))
+        forms = tag("p", "The branch ", branch, " proposes this call. To make it, adopt the branch "
+                    "first: on its page, or by ",
                     tag("code", f"stepwise adopt {asked._proposed_by}"))  # fmt: skip
     until = f", until {duration_text(asked.until - view.now)} from now" if asked.until else ""
     return tag(

@@ -46,6 +46,7 @@ from stepwise._journal.lease import describe_owner, supervisor_name
 from stepwise._journal.log import Bell
 from stepwise._journal.records import OVER, Entry, RunFacts
 from stepwise._journal.summary import kept_summary, open_waits
+from stepwise._runs.branch_rows import BranchRows, in_order, variation_of
 from stepwise._runs.messages import messages_of
 from stepwise._runs.overview import overview
 from stepwise._runs.questions import questions_of
@@ -53,9 +54,9 @@ from stepwise._runs.run import Listed, Run, each_listed, newest_heads, number_of
 from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
-from stepwise.errors import RunNotFoundError, RunStopped, StepwiseError
+from stepwise.errors import RunNotFoundError, RunStopped, StepwiseError, StoreError
 from stepwise.stores import Head, Store
-from stepwise.ui._view import Matter, Matters, RunRow, Spending, SpendingRow
+from stepwise.ui._view import BranchPage, Matter, Matters, RunRow, Spending, SpendingRow
 
 _SECONDS = 0.1  # that a request reads
 _HEADS = 1000  # newest unfinished runs that may have open matters
@@ -107,6 +108,7 @@ class RunReader:
         self._looked = float("-inf")
         self._bell = Bell(store, self.seal)
         self._supervisors: dict[str, tuple[float, str]] = {}
+        self._branches: dict[str, tuple[Any, dict[str, Any]]] = {}  # rows, each with its version
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -131,6 +133,47 @@ class RunReader:
         served_by = self.supervisor(each.facts.workflow) if row.can_resume else ""
         return replace(row, served_by=served_by)
 
+    # -- branches --------------------------------------------------------------------------------
+
+    def branches(self, run: Run, start: int, most: int) -> BranchPage:
+        """Return branches of a run, as many as can be read in the time of a request.
+
+        Args:
+            run: the base.
+            start: the number of branches to leave out.
+            most: the number of branches to return at most.
+        """
+        known = in_order(self.store, self.seal, run.id, _HEADS + 1)
+        is_cut, known = len(known) > _HEADS, known[-_HEADS:]
+        if not known:
+            return BranchPage()
+        maker, base = BranchRows(self.store, self.seal, run.id), run._facts()
+        rows, until = list[Mapping[str, Any]](), time.monotonic() + _SECONDS
+        for facts in known[start : start + most]:
+            if rows and time.monotonic() > until:
+                break
+            with self._lock, contextlib.suppress(RunNotFoundError):  # deleted meanwhile
+                rows.append(self._branch(maker, facts, base))
+        told = f"only the newest {_HEADS:,} branches are listed" if is_cut else ""
+        return BranchPage(rows, start, len(known), told)
+
+    def _branch(self, maker: BranchRows, facts: RunFacts, base: RunFacts) -> dict[str, Any]:
+        """Return the row of a branch; what nobody executes does not change without its head."""
+        run_id, runs = facts.run_id, facts.status == "running"
+        moves = (self.store.owner(run_id), *self.store.marks(run_id)) if runs else ()
+        version = facts, base, moves
+        before, row = self._branches.pop(run_id, (None, {}))
+        if before != version:
+            try:
+                given = variation_of(self.store, self.seal, facts)
+                row = maker.row(Run(self.store, run_id, self.seal), given)
+            except StoreError as problem:  # one damaged branch does not hide the others
+                row = maker.unread(facts, str(problem))
+        self._branches[run_id] = version, row
+        if len(self._branches) > _KEPT:
+            del self._branches[next(iter(self._branches))]
+        return row
+
     # -- open matters ----------------------------------------------------------------------------
 
     def open_matters(self) -> OpenMatters:
@@ -141,10 +184,10 @@ class RunReader:
             total = sum(known.matters.total for known in self._open)
             return OpenMatters(total, bool(self._unread or self._more))
 
-    def heads(self) -> dict[str, bytes]:
-        """Return the heads of the unfinished runs, as of the last look, by the ids of the runs."""
+    def heads(self) -> dict[str, tuple[bytes, RunFacts]]:
+        """Return the heads of the unfinished runs with their facts, as of the last look, by id."""
         with self._lock:
-            return {run_id: data for run_id, (data, _) in self._opened.items()}
+            return dict(self._opened)
 
     def inbox(self) -> Matters:
         """Return all that waits for a person."""

@@ -41,9 +41,10 @@ from stepwise._runtime.messages import shell_word
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
 from stepwise.integrations._prompts import moved_prompt
+from stepwise.ui import _branches as branches
 from stepwise.ui import _shell as ui
 from stepwise.ui._pages import doubt, question, stopped
-from stepwise.ui._view import View
+from stepwise.ui._view import NO_BRANCHES, BranchPage, View
 
 _TURNS = 30  # newest messages that are shown
 _LISTS = ("messages", "input", "contents")
@@ -151,7 +152,7 @@ _SAID = 4000  # bytes of a stream
 _WHOLE = 1_000_000  # characters of a value on a page of its own
 _RESUMABLE = (*UNFINISHED, "cancelling")
 _NONE: Mapping[str, str] = {}
-_ENDED = ("completed", "failed", "cancelled")
+_ENDED = ("completed", "failed", "cancelled", "superseded")
 _OPEN = ("started", "waiting", "in_doubt")  # steps at which a run stands
 
 
@@ -244,13 +245,14 @@ def _source_at(
 # -- the page of a run ----------------------------------------------------------------------------
 
 
-def run_page(view: View, run: Run, step: int | None) -> Markup:
+def run_page(view: View, run: Run, step: int | None, found: BranchPage = NO_BRANCHES) -> Markup:
     """Return the page of a run.
 
     Args:
         view: the facts of the request.
         run: the run.
         step: the step that the slider is at; ``None`` for now.
+        found: its branches.
 
     Raises:
         StepNotFoundError: the run has no such step.
@@ -262,6 +264,7 @@ def run_page(view: View, run: Run, step: int | None) -> Markup:
         f"{shown.call[:80]} {shown.status}",
         tag("div", _head(view, at), data_live="head"),
         tag("div", _asked(view, at), data_live="asked"),
+        tag("div", branches.section_of(view, at.run, found), data_live="branches"),
         tag("div", section("Timeline", _timeline(view, at, rules)), data_live="timeline"),
         tag("div", _streams(at), data_live="streams"),
         tag("div", _slider(view, at), data_live="slider"),
@@ -321,6 +324,7 @@ def _head(view: View, at: _Moment) -> Markup:
             (", resumes ", at.page.where) if at.page.where else None,
             cls="soft",
         ),
+        branches.about_branch(view, at.run),
         said_html(at.run.why()) if shown.status in _RESUMABLE else None,
         block(shown.error, cls="error") if shown.error else None,
         [tag("p", each, cls="note") for each in _waits(view, at)],
@@ -419,6 +423,9 @@ def _actions(view: View, at: _Moment) -> Markup:
     folded: dict[str, Markup | None] = {
         "Compare…": beside,
         "Send…": send if status not in _ENDED else None,
+        "Adopt…": branches.adoption(view, run.id)
+        if branches.adoptable(run._facts(), status)
+        else None,
         "Cancel…": cancel if status not in _ENDED and not run.parent else None,
         "Undo…": undo if status != "running" else None,
         "Delete…": delete if status != "running" else None,

@@ -135,6 +135,34 @@ class RunRow:
         return self.status in UNFINISHED and not self.facts.parent
 
 
+# -- branches -------------------------------------------------------------------------------------
+
+
+class BranchPage(NamedTuple):
+    """Some branches of a run.
+
+    Args:
+        rows: what is shown of each; see :meth:`stepwise.RunBranches.rows`.
+        start: the number of branches before them.
+        total: the number of branches that can be listed.
+        left_out: a sentence that says which are not listed; empty if all are.
+    """
+
+    rows: Sequence[Mapping[str, Any]] = ()
+    start: int = 0
+    total: int = 0
+    left_out: str = ""
+
+    @property
+    def following(self) -> int | None:
+        """The number of branches before the next page; ``None`` on the last page."""
+        end = self.start + len(self.rows)
+        return end if end < self.total else None
+
+
+NO_BRANCHES = BranchPage()
+
+
 # -- inbox ----------------------------------------------------------------------------------------
 
 

@@ -1292,7 +1292,7 @@ _CHOICES = [
         "what a plain function returned is not recorded",
         "_workflows/selection.py",
         "        begun = begin(scope, function, calls, finder(function, None))\n",
-        "        return [lambda c=c: step_of(function).function(*c[0], **c[1]) for c in calls], ()\n",
+        "        return [lambda c=c: step_of(function).function(*c[0]) for c in calls], ()\n",
         "test_selection.py::test_what_plain_functions_return_is_recorded",
     ),
     _mutant(

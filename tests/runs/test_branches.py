@@ -93,6 +93,15 @@ def test_a_branch_of_a_branch():
         assert models == (["c", "c", "c"] if at == 1 else ["a", "b", "c"])
 
 
+def test_a_branch_where_another_begins():
+    """A variable that both a branch and the branch of it set has the later value."""
+    run = agent.execute("tides")
+    [one] = run.branch(at=2, variations=[{"model": "b"}], effects=answer)
+    [two] = one.run.branch(at=2, variations=[{"model": "c"}], effects=answer)
+    assert two.result[0] == "said about c 2 about c 1 about a 0 about tides"
+    assert two.run.locals(at=2)["model"] == "c"
+
+
 @pytest.mark.usefixtures("in_memory")
 def test_a_tampered_base_is_noticed_through_the_branch():
     """A changed record of the base does not verify in the branch, nor does one put in its place."""
@@ -721,6 +730,67 @@ def test_a_table():
     json.dumps(branches.rows())
     assert [each["variation"] for each in branches.rows()] == ["model='b'", "model='c'"]
     assert branches.rows()[0]["parted"].startswith("step 3 think")
+    assert run.branches.rows() == branches.rows()
+    for each, row in zip(branches, branches.rows(), strict=True):
+        spent = each.run.spent
+        assert (row["steps"], row["usd"], row["seconds"]) == (spent.steps, spent.usd, spent.seconds)
+    assert [each.variation for each in run.branches] == [{"model": "b"}, {"model": "c"}]
+
+
+def test_the_variables_that_a_branch_was_given_are_kept():
+    """Whatever checkpoints a branch keeps, it keeps that of its beginning, with its variables."""
+
+    @workflow(retention="latest_only")
+    def long(topic, model="a"):
+        for number in range(9):
+            think(f"{model} {number}")
+            if number == 3 and stop:
+                raise RuntimeError("stopped")
+        return topic
+
+    stop = [1]
+    with pytest.raises(RuntimeError):
+        long.options(run_id="long")("tides")
+    run = stepwise.get_run("long")
+    stop.clear()
+    variations = [{"model": "b", "topic": {"sea": 1}}, {}]
+    for branch in run.branch(variations=variations):
+        [two] = branch.run.branch(variations=[{"model": "c"}])
+        assert len(branch.run.checkpoints) == 2
+        assert [each.variation for each in branch.run.branches] == [{"model": "c"}]
+        assert two.run.verify().ok
+    assert [each.variation for each in run.branches] == variations
+    assert [each.parted[:6] for each in run.branches] == ["step 5"] * 2
+
+
+def test_secrets_in_variations():
+    """Secrets by name, hidden arguments and credentials are masked in tables; none is stored."""
+
+    @workflow(retention="all", secret="key", redact="topic")
+    def calls_a_model(topic, key, model="a"):
+        api_key = think("none")
+        return think("end"), len(model), len(api_key)
+
+    run = calls_a_model.execute("tides", "sk-very-secret-0123456789")
+    credential = "sk-proj-0123456789abcdef0123"
+    variations = [
+        {"api_key": "hunter-number-2", "topic": "private-topic"},
+        {"model": {"password": "hunter-number-3", "n": 1}},
+        {"model": f"uses {credential}"},
+    ]
+    branches = run.branch(at=1, variations=variations, inputs={"key": "sk-another-0123456789"})
+    shown = [str(branches), branches._repr_html_(), json.dumps(branches.rows()), repr(branches[0])]
+    shown += [CliRunner().invoke(cli.main, ["show", run.id, "--json"]).output]
+    shown += [CliRunner().invoke(cli.main, ["show", each.run.id]).output for each in branches]
+    for text in shown:
+        for secret in ("hunter-number", "private-topic", credential):
+            assert secret not in text, text
+    assert "'n': 1" in shown[0]
+    with pytest.raises(stepwise.ConfigurationError, match="'key' is a secret"):
+        run.branch(at=1, variations=[{"key": "sk-third-0123456789"}])
+    with pytest.raises(stepwise.ConfigurationError, match="'key' is a secret"):
+        run.fork(at=1, locals={"key": "sk-third-0123456789"})
+    assert len(run.branches) == 3
 
 
 # -- adopting ------------------------------------------------------------------------------------
@@ -732,21 +802,22 @@ def test_adopted():
     one, two = run.branch(at=2, variations=[{"model": "b"}, {"model": "c"}], effects="collect")
     calls.clear()
     two.adopt()
-    assert one.run.status == "cancelled"
-    with pytest.raises(stepwise.RunConflictError, match=two.run.id):
-        agent.options(run_id=run.id)("tides")
+    assert (run.status, one.run.status) == ("superseded", "cancelled")
+    assert run.superseded_by == two.run.id
     stepwise.configure(suspend_after=0)
     with pytest.raises(stepwise.RunSuspended):
-        agent.options(run_id=two.run.id)("tides")
+        agent.options(run_id=run.id)("tides")
     assert sent() == []
+    assert run.questions == []
     [question] = two.run.questions
-    two.run.approve(question.step, question.ticket)
-    result = agent.options(run_id=two.run.id)("tides")
+    run.approve(question.step, question.ticket)
+    result = agent.options(run_id=run.id)("tides")
     assert sent() == ["about c 2 about c 1 about a 0 about tides"]
     assert result[0] == f"sent {sent()[0]}"
     assert two.run.verify().ok
+    assert run.verify().ok
     two.adopt()
-    assert two.run.result == result
+    assert two.run.result == agent.options(run_id=run.id)("tides") == result
 
 
 @pytest.mark.parametrize("step", ["owned_journal", "Adopted", "branches_of"])
@@ -772,7 +843,8 @@ def test_adopting_is_finished_when_asked_again(step, monkeypatch):
     ]
     with pytest.raises(stepwise.ConfigurationError, match="cancelled"):
         three.adopt()
-    with pytest.raises(stepwise.RunConflictError, match=two.run.id):
+    stepwise.configure(suspend_after=0)
+    with pytest.raises(stepwise.RunSuspended, match=two.run.id):
         agent.options(run_id=run.id)("tides")
 
 
@@ -817,7 +889,7 @@ def test_what_cannot_be_adopted():
 
 
 def test_a_crashed_base_is_not_resumed():
-    """A base that was adopted away is interrupted, so that nothing resumes it by itself."""
+    """A base that was adopted away is superseded, so that nothing resumes it by itself."""
 
     @workflow(retention="all")
     def breaks(topic):
@@ -828,8 +900,12 @@ def test_a_crashed_base_is_not_resumed():
         breaks.options(run_id="breaks")("tides")
     run = stepwise.get_run("breaks")
     assert run.status == "crashed"
-    run.branch(at=1, effects="collect")[0].adopt()
-    assert run.status == "interrupted"
+    [branch] = run.branch(at=1, effects="collect")
+    branch.adopt()
+    assert run.status == "superseded"
+    handles = stepwise.recover()
+    assert [each.id for each in handles] == [branch.run.id]
+    assert handles[0].wait()
     assert run.verify().ok
 
 

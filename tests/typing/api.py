@@ -54,7 +54,7 @@ from stepwise import (
 T = TypeVar("T")
 Status = Literal[
     "running", "completed", "failed", "interrupted", "crashed", "stuck", "ready", "suspended",
-    "cancelling", "cancelled",
+    "cancelling", "cancelled", "superseded",
 ]  # fmt: skip
 
 
@@ -628,6 +628,7 @@ async def check_handles() -> None:
 
 def check_runs(run: Run) -> None:
     assert_type((run.id, run.workflow, run.label, run.arguments), tuple[str, str, str, str])
+    assert_type(run.superseded_by, str | None)
     assert_type((run.parent, run.status, run.created_at), tuple[str | None, Status, float])
     assert_type((run.updated_at, run.steps), tuple[float, list[StepRecord]])
     assert_type((run.error, run.secrets), tuple[BaseException | None, tuple[str, ...]])

@@ -85,9 +85,9 @@ def browser():
 
 @pytest.fixture(scope="session")
 def shown(browser, tmp_path_factory):
-    """A served store that no test changes: crashed, suspended, in doubt, failed, completed."""
+    """A served store that no test changes: crashed, suspended, in doubt, failed, with branches."""
     story = Story(tmp_path_factory.mktemp("shown"))
-    for name in ("killed", "killed", "asked", "paid", "failed"):
+    for name in ("killed", "killed", "asked", "paid", "branched", "failed"):
         story.play(name)
     with story.served() as served:
         yield served

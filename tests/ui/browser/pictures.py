@@ -14,7 +14,7 @@ from conftest import BROWSER, WITHOUT, Story, sync_playwright
 
 ROOT = pathlib.Path(__file__).parents[3]
 SIZE = {"width": 1280, "height": 860}
-LABELS = ("write_article", "answer_ticket", "bill", "summarize")
+LABELS = ("write_article", "answer_ticket", "bill", "summarize", "answer_letter")
 PLAIN = """() => {
   for (const each of document.querySelectorAll(".store")) { each.textContent = "disk:.stepwise"; }
   document.querySelector("footer").remove();
@@ -42,6 +42,8 @@ def pictures(page, target, root):
     take("run", f"{article}?step=6", "main")
     model = next(href for label, href in found.items() if label not in LABELS)
     take("model", f"{model}?step=4", "[data-live=step]")
+    letter = found["answer_letter"].partition(".")[0]
+    take("branches", letter, "[data-live=branches]")
     page.emulate_media(color_scheme="dark")
     take("run-dark", f"{article}?step=6", "main")
 
@@ -54,7 +56,7 @@ def main(target):
     with tempfile.TemporaryDirectory() as name:
         story = Story(pathlib.Path(name))
         shutil.copy(ROOT / "examples" / "instrumented_agent.py", name)
-        for each in ("failed", "killed", "killed", "asked", "paid"):
+        for each in ("failed", "branched", "killed", "killed", "asked", "paid"):
             story.play(each)
         command = [sys.executable, "instrumented_agent.py"]
         subprocess.run(command, check=True, cwd=name, env=story.environment, capture_output=True)

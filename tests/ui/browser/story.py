@@ -88,6 +88,34 @@ def summarize(papers):
     raise TimeoutError("the model did not answer within 30 s")
 
 
+@step
+def draft(ticket, model, tone):
+    stepwise.spend(usd={"small": 0.002, "large": 0.031}[model], tokens=900)
+    return f"{tone} answer to {ticket}, by the {model} model"
+
+
+@tool(side_effect=True)
+def reply(ticket, text):
+    return f"replied to {ticket}"
+
+
+@workflow(retention="all")
+def answer_letter(ticket, model="small", tone="short"):
+    facts = research(ticket, depth=1)
+    text = draft(facts["topic"], model, tone)
+    return reply(ticket, text)
+
+
+def branched():
+    """Make branches of a run: four that propose what they would send, and one that is refused."""
+    run = answer_letter.execute("the tide tables came late")
+    if run.forked_from:  # an adopted branch goes on
+        return
+    ways = [{"model": m, "tone": t} for m in ("small", "large") for t in ("warm", "formal")]
+    run.branch(at=1, variations=ways, effects="collect")
+    run.branch(at=1, variations=[{"model": "large"}], effects="refuse")
+
+
 OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 ODD = "\x00\x1b[31m\u202eleft\ud800</pre></textarea></style></script>"
 HOSTILE = OWNED + ODD
@@ -142,6 +170,7 @@ def talk():
 
 PROGRAMS = {
     "says": talk,
+    "branched": branched,
     "hostile": lambda: hostile([HOSTILE, OWNED, ODD, b"\xff\x00<b>", 10**4000]),
     "killed": lambda: write_article("Tides", ["tides", "winds", "currents", "waves", "moon"]),
     "asked": lambda: answer_ticket("A-1041 came late"),

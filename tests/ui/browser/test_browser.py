@@ -115,6 +115,36 @@ def test_without_javascript(story, visit):
     expect(page.get_by_role("button", name="Deny")).to_have_count(0)
 
 
+@pytest.mark.parametrize("javascript", [True, False])
+def test_a_branch_is_adopted(story, visit, javascript):
+    """A run is seen with its branches; one of them is adopted, asks, and goes on as the run."""
+    assert story.play("branched") == 0
+    page = visit(story, javascript=javascript)
+    base = page.locator("a.call:not(:has(~ .line a))", has_text="answer_letter").last
+    page.goto(story.root + base.get_attribute("href"))
+    grid = page.locator("table.grid")
+    expect(grid.locator("tbody tr")).to_have_count(5)
+    row = grid.locator("tbody tr", has_text="formal").first
+    expect(row).to_contain_text("proposes reply(")
+    row.get_by_text("Adopt…").click()
+    if javascript:
+        other = visit(story)
+        other.goto(page.url)
+    row.get_by_role("button", name="Adopt").click()
+    expect(page.locator("[data-live=head]")).not_to_contain_text("goes on instead")  # not checked
+    row.get_by_label("yes, adopt it").check()
+    row.get_by_role("button", name="Adopt").click()
+    expect(page.locator("[data-live=head]")).to_contain_text("the branch was adopted")
+    page.get_by_role("button", name="Approve").click()
+    if javascript:
+        page.get_by_role("button", name="Resume").click()
+        status(page, "completed")
+        expect(page.locator("[data-live=step]")).to_contain_text("replied to the tide tables")
+        status(other, "superseded")  # a page that was open says so by itself
+        expect(other.locator("[data-live=head]")).to_contain_text("goes on instead")
+        expect(other.get_by_text("Adopt…")).to_have_count(0)
+
+
 def test_many_tabs(shown, visit):
     """More tabs than a browser has connections to a server load; one that is seen again is new."""
     page = visit(shown)
@@ -202,6 +232,8 @@ def addresses(page):
     yield from ("/", "/?q=status:nonsense", "/inbox", "/spending", "/spending?by=day", "/nothing")
     yield from runs
     yield from (f"{killed}?step=3", f"{killed}/fork?step=6", f"{killed}/value?of=result&step=1")
+    branched = next(each for each in runs if "answer_letter" in each).partition(".")[0]
+    yield f"{branched}/branches"
     one, other = (each.rpartition("/")[2] for each in runs[:2])
     yield f"/compare?a={one}&b={other}"
 

@@ -1,0 +1,362 @@
+"""An adopted branch goes on as its base: whoever calls, resumes or asks for the base gets it."""
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+from click.testing import CliRunner
+from harness import python
+from supervised import until
+
+import stepwise
+from stepwise import cli, step, tool, workflow
+from stepwise._runs.census import Census
+
+calls = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_called():
+    calls.clear()
+    stepwise.configure(suspend_after=0)
+
+
+@step
+def think(topic):
+    return f"about {topic}"
+
+
+@tool(side_effect=True)
+def send(text):
+    calls.append(text)
+    return f"sent {text}"
+
+
+@workflow(retention="all")
+def agent(topic, model="a"):
+    found = think(topic)
+    found = think(f"{model} {found}")
+    return send(found)
+
+
+@workflow(retention="all")
+def waiting(topic, model="a"):
+    found = think(topic)
+    news = stepwise.wait_for("news")
+    return f"{model} {found} {news}"
+
+
+@workflow(retention="all")
+async def reads(topic, model="a"):
+    found = think(topic)
+    return send(f"{model} {found}")
+
+
+def adopted(run, model="b", **more):
+    """Adopt a branch of a run; return it."""
+    [branch] = run.branch(at=1, variations=[{"model": model}], effects="collect", **more)
+    branch.adopt()
+    return branch.run
+
+
+def answer(run):
+    """Say yes to what a run asks."""
+    [question] = run.questions
+    question.approve()
+
+
+def calls_again(run_id="base"):
+    """Call the workflow of the base again, as a script that is run again does."""
+    return agent.options(run_id=run_id)("tides")
+
+
+# -- the rule --------------------------------------------------------------------------------------
+
+
+def test_the_call_of_the_base_is_that_of_the_branch(capsys):
+    """A call with the arguments of the base goes on with the branch, and says so once."""
+    stepwise.configure(quiet=False)
+    run = agent.execute("tides")
+    branch = adopted(run)
+    process_forgets()
+    for _ in range(2):
+        with pytest.raises(stepwise.RunSuspended, match=branch.id):
+            agent("tides")
+    answer(branch)
+    assert agent.run_id_for("tides") == branch.id
+    made = agent.execute("tides")
+    assert (made, made.result) == (branch, "sent about b about tides")
+    assert calls == ["about a about tides", "about b about tides"]
+    assert capsys.readouterr().err.count(f"its branch {branch.id} was adopted") == 1
+    assert agent.execute("tides").id not in (run.id, branch.id)  # the next equal call is another
+
+
+def process_forgets():
+    """Forget what this process knows of its runs, as a new process does not."""
+    from stepwise._execution import process_memory
+
+    process_memory.memory.__init__()
+
+
+def test_the_arguments_still_count():
+    """The base's id with other arguments is a conflict, as before."""
+    agent.options(run_id="base")("tides")
+    adopted(stepwise.get_run("base"))
+    with pytest.raises(stepwise.RunConflictError, match="another call"):
+        agent.options(run_id="base")("winds")
+
+
+def test_a_chain():
+    """The branch of an adopted branch goes on for both, wherever the call begins."""
+    run = agent.options(run_id="base").execute("tides")
+    one = adopted(run)
+    two = adopted(one, "c")
+    assert [each.status for each in (run, one)] == ["superseded", "superseded"]
+    assert Census(run.store).count().by_status["superseded"] == 2
+    assert {each.id for each in stepwise.runs(status="superseded")} == {"base", one.id}
+    for run_id in ("base", one.id):
+        with pytest.raises(stepwise.RunSuspended, match=two.id):
+            calls_again(run_id)
+    answer(two)
+    assert calls_again() == calls_again(one.id) == "sent about c about tides"
+    assert len(calls) == 2
+
+
+def test_resumed_and_started():
+    """``resume()`` and ``start()`` of the base give a handle of the branch."""
+    branch = adopted(agent.options(run_id="base").execute("tides"))
+    handle = stepwise.get_run("base").resume()
+    assert handle.id == branch.id
+    answer(branch)
+    assert handle.result() == "sent about b about tides"
+    again = agent.options(run_id="base").start("tides")
+    assert (again.id, again.result()) == (branch.id, "sent about b about tides")
+    assert agent.submit("tides", run_id="base") == branch
+
+
+def test_asynchronous():
+    """A coroutine that is called, started or resumed goes on as the branch, too."""
+
+    async def main():
+        run = await reads.options(run_id="base").execute("tides")
+        branch = await asyncio.to_thread(adopted, run)
+        with pytest.raises(stepwise.RunSuspended):
+            await reads.options(run_id="base")("tides")
+        handle = run.resume()
+        assert handle.id == branch.id
+        answer(branch)
+        assert await handle == "sent b about tides"
+        return await reads.options(run_id="base")("tides")
+
+    assert asyncio.run(main()) == "sent b about tides"
+
+
+def test_a_handle_that_waits():
+    """A suspended base whose handle waits in this process goes on there as the branch."""
+    handle = waiting.options(run_id="base").start("tides")
+    run = stepwise.get_run("base")
+    until(lambda: run.status == "suspended")
+    branch = adopted(run)
+    branch.send("news", "at last")
+    assert handle.result() == "b about tides at last"
+    assert handle.id == branch.id
+
+
+def test_recovered_runs_that_wait():
+    """A base that waits since ``recover()`` goes on as the branch when its message has come."""
+    with pytest.raises(stepwise.RunSuspended):
+        waiting.options(run_id="base")("tides")
+    stepwise.recover()
+    run = stepwise.get_run("base")
+    branch = adopted(run)
+    run.send("news", "at last")
+    until(lambda: branch.status == "completed")
+    assert branch.result == "b about tides at last"
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def test_what_is_sent_to_the_base():
+    """Signals, answers and requests to cancel that name the base reach the branch."""
+    with pytest.raises(stepwise.RunSuspended):
+        waiting.options(run_id="base")("tides")
+    run = stepwise.get_run("base")
+    branch = adopted(run)
+    run.send("news", 1)
+    assert [each.value for each in branch.inbox] == [1]
+    assert run.inbox == []
+    assert waiting.options(run_id="base")("tides") == "b about tides 1"
+    with pytest.raises(stepwise.RunEndedError, match=branch.id):
+        run.send("news", 2)
+
+    other = agent.execute("winds")
+    asks = adopted(other)
+    other.cancel("no longer needed")
+    with pytest.raises(stepwise.RunCancelled):
+        agent.options(run_id=other.id)("winds")
+    assert asks.status == "cancelled"
+
+
+def test_what_was_sent_before():
+    """What the base was sent between the making of the branch and its adoption reaches it once."""
+    with pytest.raises(stepwise.RunSuspended):
+        waiting.options(run_id="base")("tides")
+    run = stepwise.get_run("base")
+    run.send("other", "before")
+    [branch] = run.branch(at=1, variations=[{"model": "b"}], effects="collect")
+    run.send("news", "meanwhile", "key")
+    for _ in range(2):
+        branch.adopt()
+    run.send("news", "meanwhile", "key")
+    values = [each.value for each in branch.run.inbox]
+    assert values == ["before", "meanwhile"]
+    assert waiting.options(run_id="base")("tides") == "b about tides meanwhile"
+
+
+# -- at the edges ----------------------------------------------------------------------------------
+
+
+def test_an_adopted_branch_that_was_deleted():
+    """Its base does not begin again by itself: the call names the branch and the ways out."""
+    run = agent.options(run_id="base").execute("tides")
+    branch = adopted(run)
+    branch.delete()
+    for ask in (calls_again, run.resume, lambda: run.send("news", 1)):
+        with pytest.raises(stepwise.RunNotFoundError, match="forget base"):
+            ask()
+    run.delete()
+    assert calls_again() == "sent about a about tides"
+
+
+def test_pruned(monkeypatch):
+    """An old base is deleted after its adopted branch."""
+    from stepwise._runs.housekeeping import delete_each, old_runs
+
+    run = agent.options(run_id="base").execute("tides")
+    branch = adopted(run)
+    answer(branch)
+    calls_again()
+    for _ in range(2):
+        list(delete_each(old_runs(1e12, 0)))
+    assert stepwise.runs() == []
+
+
+def test_a_branch_is_no_unfinished_run():
+    """``start="unfinished"`` takes up an adopted branch, and no branch that stands beside a run."""
+
+    @workflow(start="unfinished", name="tries", retention="all")
+    def tries(topic, model="a"):
+        found = think(f"{model} {topic}")
+        if fails:
+            raise RuntimeError("no luck")
+        return send(found)
+
+    fails = [1]
+    with pytest.raises(RuntimeError):
+        tries("tides")
+    [run] = stepwise.runs()
+    one, two = run.branch(at=1, variations=2, effects="collect")
+    fails.clear()
+    for _ in range(2):
+        process_forgets()
+        assert tries.execute("tides").id not in (one.run.id, two.run.id)
+        fails.append(1)
+        with pytest.raises(RuntimeError):
+            tries("tides")
+        [run, *_] = stepwise.runs(status="failed")
+        fails.clear()
+    [branch] = run.branch(at=1, effects="collect")
+    branch.adopt()
+    process_forgets()
+    with pytest.raises(stepwise.RunSuspended, match=branch.run.id):
+        tries("tides")
+
+
+def test_the_commands():
+    """``runs``, ``show``, ``resume`` and ``approve`` go on with the branch, given the base's id."""
+
+    def told(*words):
+        done = CliRunner().invoke(cli.main, words)
+        return done.stdout
+
+    run = agent.options(run_id="base").execute("tides")
+    branch = adopted(run)
+    [facts] = [each for each in json.loads(told("runs", "--json")) if each["id"] == "base"]
+    assert (facts["status"], facts["superseded_by"]) == ("superseded", branch.id)
+    assert json.loads(told("runs", "--status", "superseded", "--json"))[0]["id"] == "base"
+    assert f"{branch.id} goes on instead" in told("show", "base")
+    assert branch.id in told("why", "base")
+    [question] = branch.questions
+    assert f"of {branch.id} is approved" in told("approve", "base", "3", question.ticket)
+
+
+# -- killed ----------------------------------------------------------------------------------------
+
+
+SCRIPT = """
+import os, signal, sys
+import stepwise
+from stepwise import step, tool, workflow
+
+@step
+def think(text):
+    return text
+
+@tool(side_effect=True)
+def send(text):
+    with open("log", "a") as file:
+        print("SENT", text, file=file, flush=True)
+    return f"sent {text}"
+
+@workflow(retention="all")
+def agent(topic, model="a"):
+    found = think(f"{model} {topic}")
+    return send(f"{model} {found}")
+
+def adopt():
+    from stepwise._runs import branching
+    name, kills = os.environ["KILL"].split("/"), None
+    place, before = getattr(branching, name[0]), name[1] == "before"
+    def killed(*args, **more):
+        if before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        place(*args, **more)
+        os.kill(os.getpid(), signal.SIGKILL)
+    setattr(branching, name[0], killed)
+    one, two = stepwise.get_run("base").branch(at=1, variations=[{"model": "b"}, {"model": "c"}],
+                                               effects="collect")
+    two.adopt()
+
+if __name__ == "__main__":
+    stepwise.configure(suspend_after=0)
+    try:
+        print(agent.options(run_id="base")("tides"))
+    except stepwise.RunSuspended as error:
+        print(error.run_id)
+"""
+
+
+@pytest.mark.parametrize("place", ["superseded/before", "Adopted/before", "forward/before",
+                                   "forward/after", "_close/before", "_close/after"])  # fmt: skip
+def test_killed_while_adopting(tmp_path, place):
+    """Killed anywhere in an adoption, the same script goes on as before it, or as the branch."""
+    (tmp_path / "program.py").write_text(SCRIPT, encoding="utf-8")
+    assert python("program.py", cwd=tmp_path).stdout.strip() == "sent a a tides"
+    env = {**os.environ, "KILL": place}
+    died = python("-c", "import program; program.adopt()", cwd=tmp_path, env=env)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    said = python("program.py", cwd=tmp_path).stdout.strip()
+    if place == "superseded/before":  # nothing was recorded
+        assert said == "sent a a tides"
+        return
+    branch = stepwise.get_run(said)
+    assert branch.forked_from == "base"
+    others = [each for each in stepwise.runs() if each.id not in ("base", said)]
+    answer(branch)
+    assert python("program.py", cwd=tmp_path).stdout.strip() == "sent c a tides"
+    stepwise.RunBranch(branch, {}).adopt()
+    assert {each.status for each in others} <= {"cancelled", "cancelling"}
+    assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides", "SENT c a tides"]
