@@ -26,7 +26,8 @@ def archive(request, tmp_path, monkeypatch):
     with tarfile.open(request.param) as file:
         options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
         file.extractall(tmp_path, **options)
-    (tmp_path / "store").chmod(0o700)
+    for each in (tmp_path / "store", *(tmp_path / "store").rglob("*")):
+        each.chmod(0o700 if each.is_dir() else 0o600)
     monkeypatch.setenv("STEPWISE_KEY", golden.KEY)
     monkeypatch.setenv("STEPWISE_STORE", f"disk:{tmp_path}/store")
     stepwise.configure(suspend_after=0)
