@@ -16,8 +16,10 @@ OF_DOCS := $(filter-out %/test_readme.py %/test_promises.py %/test_coverage.py,$
 OF_TYPES := tests/test_typing.py
 OF_BROWSER := tests/ui/browser
 OF_REWRITE := tests/rewrite/test_rewrite_cpython.py tests/crash/test_teleports.py
+OF_WASM := $(addprefix tests/rewrite/test_,rewrite.py blocks.py source.py) tests/journal/test_ledger.py \
+	$(addprefix tests/journal/test_archive.py::test_,nothing_of_it_is_damaged its_runs_are_finished)
 
-.PHONY: help install browser test-ui pictures-ui test test-fast test-all test-rewrite environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
+.PHONY: help install browser test-ui pictures-ui test test-fast test-all test-rewrite test-wasm environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page conformance pictures screenshots docs
 
 help:  ## show this
@@ -69,6 +71,15 @@ test-frameworks: $(VERSIONS:%=$(FRAMEWORKS)/%/installed)  ## run the tests of ag
 test-cluster: .venv-cluster/installed  ## run the tests with a real Postgres server and a real Ray cluster
 	.venv-cluster/bin/python -m pytest -n $(JOBS) --dist=loadgroup -q tests/postgres
 	.venv-cluster/bin/python -m pytest -q tests/cluster
+
+# CPython 3.14, compiled to WebAssembly: no processes, no threads, no compiled packages.
+.venv-wasm/installed: setup.cfg | install
+	npm install --silent --prefix .venv-wasm pyodide@314.0.7
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target .venv-wasm/site . pytest hypothesis==6.155.7
+	@touch $@
+
+test-wasm: .venv-wasm/installed  ## run the tests that need no process on CPython 3.14, as npm's pyodide has it
+	node --stack-size=6000 tests/programs/wasm.mjs .venv-wasm .venv-wasm/site -- -q $(OF_WASM)
 
 frameworks-table: $(FRAMEWORKS)/newest/installed  ## the same, and what came of it into docs/reference/frameworks.md (STEPWISE_WHOLE=1)
 	$(FRAMEWORKS)/newest/bin/python tests/frameworks/table.py -n $(JOBS)
@@ -146,4 +157,4 @@ pictures-ui: browser  ## take the pictures of the pages of runs: docs/pictures/u
 	$(BIN)/python tests/ui/browser/pictures.py docs/pictures
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) .venv-wasm build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

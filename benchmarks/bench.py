@@ -31,6 +31,7 @@ SCRIPTS = (
     ("agent_loop", 3, ()),
     ("values", 3, ()),
     ("start", 5, ()),
+    ("from_nothing", 3, ()),
     ("concurrency", 5, ()),
     ("overhead", 3, ()),
     ("instrumented_request", 5, ()),

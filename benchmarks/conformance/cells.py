@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,7 +111,7 @@ def invalid(trial: Trial) -> Verdict:
     """A task returns what its annotation (or the state's schema) does not allow."""
     started = trial.do("start", then_kill=True)
     if started["state"] == "failed":
-        return HELD, str(started["why"])[:80]
+        return HELD, textwrap.shorten(str(started["why"]), 90, placeholder=" ...")
     ended = on(trial, started)
     if ended["state"] == "failed":
         return BROKEN, "kept; noticed only when it was read again"

@@ -6,12 +6,16 @@
 Each library has one program (``with_NAME.py``), written as its own documentation would, with its
 feature for idempotency where it has one, and an environment of its own with pinned versions.  A
 result is ``held`` only if it held in every trial.
+
+Only a whole run writes the results and the table of the page, so that these are of one machine, one
+day and one state of the code.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import platform
 import re
@@ -38,6 +42,7 @@ PEERS = {
     "restate": "restate-sdk",
 }
 """The libraries, in the order of the table, with their distributions."""
+UNKNOWN = "unknown"  # no trial could be played
 
 
 def python_of(peer: str) -> str:
@@ -64,7 +69,10 @@ def version_of(peer: str, python: str) -> str:
 
 
 def played(cell: Cell, peer: str, python: str, rounds: int) -> dict[str, Any]:
-    """Play a cell in so many trials; return its result, the trials, and what happened."""
+    """Play a cell in so many trials; return its result, the trials, and what happened.
+
+    A trial that fails by itself, as where no process was killed, counts as none.
+    """
     found: Counter[str] = Counter()
     said: dict[str, Counter[str]] = {}
     root = pathlib.Path(tempfile.mkdtemp(prefix="conformance-"))
@@ -75,6 +83,11 @@ def played(cell: Cell, peer: str, python: str, rounds: int) -> dict[str, Any]:
             )
             try:
                 result, words = cell.play(trial)
+            except (AssertionError, OSError) as error:
+                print(
+                    f"{peer}, {cell.name}: trial {number} failed by itself: {error!r}", flush=True
+                )
+                continue
             finally:
                 trial.close()
             found[result] += 1
@@ -83,8 +96,8 @@ def played(cell: Cell, peer: str, python: str, rounds: int) -> dict[str, Any]:
                 break
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    worst = next(each for each in (BROKEN, "asks", "held", NOT) if found[each])
-    what = "; ".join(words for words, _ in said[worst].most_common(2))
+    worst = next((each for each in (BROKEN, "asks", "held", NOT) if found[each]), UNKNOWN)
+    what = "; ".join(words for words, _ in said.get(worst, Counter()).most_common(2))
     return {"result": worst, "times": found[worst], "trials": found.total(), "what": what}
 
 
@@ -137,6 +150,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="write the results there")
     parser.add_argument("--page", type=pathlib.Path, help="write the table into this page")
     arguments = parser.parse_args()
+    began, loads = time.monotonic(), [os.getloadavg()[0]]
     rounds = 1 if arguments.quick else arguments.rounds
     when = f"{time.strftime('%Y-%m-%d')}, {platform.system()}, Python {platform.python_version()}"
     results: dict[str, Any] = {"when": when, "rounds": rounds, "versions": {}, "cells": {}}
@@ -150,12 +164,18 @@ def main() -> None:
         for cell in CELLS:
             if arguments.cell in cell.name:
                 found = played(cell, peer, python, rounds)
+                loads.append(os.getloadavg()[0])
                 results["cells"].setdefault(cell.name, {})[peer] = found
                 counted = f"{found['times']}/{found['trials']}"
                 print(
                     f"{peer:12} {cell.name:34} {found['result']:16} {counted} {found['what']}",
                     flush=True,
                 )
+    minutes, load = round((time.monotonic() - began) / 60), f"{min(loads):.1f} to {max(loads):.1f}"
+    results["when"] += f", in one run of {minutes} minutes (load average {load})"
+    if arguments.quick or arguments.only or arguments.cell or {*results["versions"]} != {*PEERS}:
+        print("no whole run: the results and the page stay as they are")
+        return
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     if arguments.page:

@@ -230,7 +230,7 @@ class FrameReducers(Reducers):
             "__kwdefaults__": function.__kwdefaults__,
             "__qualname__": function.__qualname__,
             "__doc__": function.__doc__,
-            "__annotations__": function.__annotations__,
+            "__annotations__": _annotations(function),
             "__dict__": function.__dict__,
         }
         made = (function.__code__, module, function.__name__, function.__closure__)
@@ -594,6 +594,23 @@ def _global(name: str) -> Any:
 def _fill_cell(cell: types.CellType, content: tuple[Any, ...]) -> None:
     if content:
         cell.cell_contents = content[0]
+
+
+if sys.version_info >= (3, 14):
+
+    def _annotations(function: types.FunctionType) -> dict[str, Any]:
+        """Return the annotations of a function, or their texts if one of them has no value."""
+        try:
+            return function.__annotations__  # evaluates them
+        except NameError:
+            import annotationlib  # on use: few annotations are for type checkers alone
+
+            return annotationlib.get_annotations(function, format=annotationlib.Format.STRING)
+
+else:
+
+    def _annotations(function: types.FunctionType) -> dict[str, Any]:
+        return function.__annotations__
 
 
 def _function(

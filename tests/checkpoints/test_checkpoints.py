@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import os
 import re
+import sys
 import time
 import types
 import typing
 import warnings
 
 import pytest
+from constructs import define
 from killed import Killed, forget_process, line_of
 
 import stepwise
@@ -421,6 +423,30 @@ def test_no_source():
     assert flow() == [1, 2, 3]
     assert done == [1, 2, 3]
     assert run.resumed_from_step == 0
+
+
+UNEVALUATED = """
+from test_checkpoints import work
+from stepwise import workflow
+
+@workflow
+def flow():
+    def twice(n: Known) -> Known:
+        return 2 * n
+
+    found = [work(1), work(2)]
+    return twice(found[0]), twice(work(3))
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="earlier Pythons evaluate annotations")
+def test_an_annotation_without_a_value(monkeypatch):
+    """A local function whose annotation only type checkers know is recorded all the same."""
+    monkeypatch.setitem(sys.modules, "test_checkpoints", sys.modules[__name__])
+    flow = define(UNEVALUATED).flow
+    killed(flow, at=3)
+    assert flow() == (2, 6)
+    assert stepwise.runs()[0].resumed_from_step == 2
 
 
 def test_a_generator():

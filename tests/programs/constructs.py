@@ -828,6 +828,40 @@ case_of(
     name="annotations of the future",
 )
 case_of(
+    """
+    def f(n):
+        name = effect("name")
+        found = t"{effect('one')!r:>{effect(4)}} of {name}"
+        for each in [*t"{effect('two')}, {n}"]:
+            effect(getattr(each, "expression", each))
+        try:
+            if n:
+                raise KeyError(effect("key"))
+            effect("no key")
+        except KeyError, ValueError:
+            effect("caught")
+        specs = [each.format_spec for each in found.interpolations]
+        return effect(specs), found.strings, found.values
+    """,
+    *(0, 1),
+    since=(3, 14),
+    name="template strings",
+)
+case_of(
+    """
+    def f(n: Later) -> Later:
+        def inner(x: Nowhere):
+            return effect(x)
+        value: Nowhere = effect(n)
+        return inner(value), effect("end")
+
+    Later = int
+    """,
+    1,
+    since=(3, 14),
+    name="annotations without a value",
+)
+case_of(
     "def f(x):\n    if x is 'text': return '\\d'\n    return effect(int(x))\n",
     5,
     name="warned of by the compiler",
