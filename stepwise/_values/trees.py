@@ -1029,6 +1029,12 @@ class Watch:
                 self._blocks.append(Contents())
             self._blocks[-1].extend(each)
 
+    @property
+    def count(self) -> int:
+        """The number of watched objects."""
+        objects = len(self._others) + len(self._arrays) + len(self._views)
+        return objects + sum(map(len, self._blocks))
+
     def holds(self) -> bool:
         """Return whether nothing has changed."""
         try:
