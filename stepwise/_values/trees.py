@@ -777,7 +777,7 @@ def walk(
                 size += sum(sizes) + 4 * len(sizes)
                 continue
         waiting.extend(inside)
-    return Tree(root, nodes, size, refers, range(len(nodes)), kinds.keys())
+    return Tree(root, (*nodes,), size, refers, range(len(nodes)), (*kinds,))
 
 
 def _inside(
