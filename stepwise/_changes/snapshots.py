@@ -4,8 +4,9 @@ Containers are copied by reference and compared by identity and order.  This is 
 value of another type, or the same keys in another order, does not pass.  Bytes of arrays and data
 frames are copied and compared as bytes.
 
-Many lists and dicts are compared in a few calls in C, block by block.  A block holds the objects
-that were found at one depth, so that growth of one list does not force a look at each of its items.
+Many lists and dicts are compared in a few calls in C, block by block (see ``trees``).  A block
+holds objects that were found at one depth, so that growth of one list does not force a look at each
+of its items.
 
 Rejected: digests of identity (they leave out order and volatile fields on purpose, and take forty
 times as long), lengths alone (they miss ``state["best"] = 3``), comparison with ``==`` (``True ==
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, compress, repeat
+from itertools import compress, repeat
 from operator import is_, not_
 from types import CellType
 from typing import Any
@@ -31,7 +32,15 @@ from stepwise._changes.layouts import (
 )
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.digest import cell_content
-from stepwise._values.trees import ATOMS, dict_of, reference, same, starts_with
+from stepwise._values.trees import (
+    ATOMS,
+    BLOCK,
+    Contents,
+    dict_of,
+    reference,
+    same,
+    starts_with,
+)
 
 Path = tuple[Any, ...]
 """The name of a root, and steps: ``("attr", name)``, ``("item", index)``, ``("key", key)``, ..."""
@@ -60,79 +69,60 @@ class Changed(NamedTuple):
     before: Any
 
 
-class _Level:
+class _Level(Contents):
     """Objects that were found at one depth, and their contents."""
 
+    __slots__ = ("attributes", "instances", "others", "owners")
+
     def __init__(self) -> None:
-        self.lists: list[list[Any]] = []
-        self.counts: list[int] = []
-        self.items: list[Any] = []
-        self.dicts: list[dict[Any, Any]] = []
+        super().__init__()
         self.owners: list[Any] = []  # the owner of each dict: an instance, or the dict itself
-        self.instances: list[tuple[Any, dict[str, Any]]] = []  # each with its dict
-        self.sizes: list[int] = []
-        self.keys: list[Any] = []
-        self.values: list[Any] = []
+        self.instances: list[Any] = []
+        self.attributes: list[dict[str, Any]] = []  # the dict of each instance
         self.others: list[Changed] = []
 
-    def add(self, lists: list[Any], dicts: list[Any], owners: list[Any]) -> list[Any]:
+    def opened(self, lists: list[Any], dicts: list[Any], owners: list[Any]) -> list[Any]:
         """Copy exact lists and dicts by reference; return the objects in them."""
-        items = list(chain.from_iterable(lists))
-        keys = list(chain.from_iterable(dicts))
-        values = list(chain.from_iterable(map(dict.values, dicts)))
-        self.lists += lists
-        self.counts += map(len, lists)
-        self.items += items
-        self.dicts += dicts
+        begin = len(self.items), len(self.keys)
+        self.add(lists, dicts)
         self.owners += owners
         if owners is not dicts:
-            self.instances += zip(owners, dicts, strict=True)
-        self.sizes += map(len, dicts)
-        self.keys += keys
-        self.values += values
-        return [*items, *keys, *values]
+            self.instances += owners
+            self.attributes += dicts
+        items, keys = begin
+        return [*self.items[items:], *self.keys[keys:], *self.values[keys:]]
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
         try:
             return (
-                list(map(len, self.lists)) == self.counts
-                and same([*chain.from_iterable(self.lists)], self.items)
-                and list(map(len, self.dicts)) == self.sizes
-                and same([*chain.from_iterable(map(dict.values, self.dicts))], self.values)
-                and same([*chain.from_iterable(self.dicts)], self.keys)
-                and all(dict_of(each) is held for each, held in self.instances)
+                super().holds()
+                and same([*map(dict_of, self.instances)], self.attributes)
                 and not any(map(_differs, self.others))
             )
         except RuntimeError:  # another thread is changing a dict
             return False
 
-    def changed(self) -> Iterator[Changed]:
+    def changes(self) -> Iterator[Changed]:
         """Yield the objects that have changed, with their earlier contents."""
-        start = 0
-        for items, count in zip(self.lists, self.counts, strict=True):
-            before = self.items[start : start + count]
-            start += count
-            if len(items) != count or not all(map(is_, items, before)):
+        for items, before in self.of_lists():
+            if not same(items, before):
                 yield Changed(items, layout_of(list), "items", before)
-        start = 0
-        for each, owner, size in zip(self.dicts, self.owners, self.sizes, strict=True):
-            keys, values = self.keys[start : start + size], self.values[start : start + size]
-            start += size
+        for owner, (each, keys, values) in zip(self.owners, self.of_dicts(), strict=True):
             now = each if owner is each else dict_of(owner)
-            held = list(now.items())
-            if len(held) != size or not all(
-                a is b and c is d for (a, c), b, d in zip(held, keys, values, strict=True)
-            ):
+            if not (same([*now], keys) and same([*now.values()], values)):
                 facet = "items" if owner is each else "attributes"
                 named = dict(zip(keys, values, strict=True))
                 yield Changed(owner, layout_of(type(owner)), facet, named)
         yield from filter(_differs, self.others)
 
-    def extend(self, other: _Level) -> None:
+    def take(self, other: _Level) -> None:
         """Append the objects and contents of another level."""
-        for name in vars(self):
-            getattr(self, name).extend(getattr(other, name))
+        self.extend(other)
+        self.owners += other.owners
+        self.instances += other.instances
+        self.attributes += other.attributes
+        self.others += other.others
 
     def new_items(self, before: _Level) -> list[Any]:
         """Return the items of the lists; only the new items if this is one list that grew."""
@@ -140,7 +130,7 @@ class _Level:
         return self.items[len(before.items) :] if begins else self.items
 
     def __len__(self) -> int:
-        return len(self.lists) + len(self.dicts) + len(self.others)
+        return super().__len__() + len(self.others)
 
 
 def _differs(each: Changed) -> bool:
@@ -204,12 +194,14 @@ class Snapshot:
                     self._refuse(each, f"which holds more than {_MOST:,} objects")
                 return
             self._met.update(level)
-            block, found, fresh = _Level(), list[Any](), [*level.values()]
-            for cls in dict.fromkeys(map(type, fresh)):
-                group = [*compress(fresh, map(is_, map(type, fresh), repeat(cls)))]
-                found += self._look(block, cls, group)
-            if len(block):
-                self._blocks.append(block)
+            found, fresh = list[Any](), [*level.values()]
+            for at in range(0, len(fresh), BLOCK):
+                block, some = _Level(), fresh[at : at + BLOCK]
+                for cls in dict.fromkeys(map(type, some)):
+                    group = [*compress(some, map(is_, map(type, some), repeat(cls)))]
+                    found += self._look(block, cls, group)
+                if len(block):
+                    self._blocks.append(block)
             objects = found
 
     def _look(self, block: _Level, cls: type, group: list[Any]) -> list[Any]:
@@ -230,12 +222,12 @@ class Snapshot:
 
     def _copy(self, block: _Level, cls: type, group: list[Any]) -> list[Any]:
         if cls is list:
-            return block.add(group, [], [])
+            return block.opened(group, [], [])
         if cls is dict:
-            return block.add([], group, group)
+            return block.opened([], group, group)
         layout = layout_of(cls)
         if layout.attributes and not layout.slots and layout.items is None:
-            return block.add([], [dict_of(each) for each in group], group)
+            return block.opened([], [dict_of(each) for each in group], group)
         return [held for each in group for held in self._hold(block, layout, each)]
 
     def _hold(self, block: _Level, layout: Layout, each: Any) -> list[Any]:
@@ -306,7 +298,7 @@ class Snapshot:
     def changed(self) -> list[Changed]:
         """Return the objects that have changed, with their earlier contents."""
         differ = [block for block in self._blocks if not block.holds()]
-        self._changed = [each for block in differ for each in block.changed()]
+        self._changed = [each for block in differ for each in block.changes()]
         return self._changed
 
     def knows(self, obj: object) -> bool:
@@ -337,9 +329,11 @@ class Snapshot:
     def _gather(self) -> None:
         """Merge small blocks, of which step-by-step growth makes many."""
         blocks = self._blocks
-        while len(blocks) > self._first and len(blocks[-1]) >= len(blocks[-2]) / 2:
-            last = blocks.pop()
-            blocks[-1].extend(last)
+        while len(blocks) > self._first:
+            last, before = len(blocks[-1]), len(blocks[-2])
+            if last < before / 2 or last + before > BLOCK:
+                return
+            blocks[-2].take(blocks.pop())
 
     # -- paths -----------------------------------------------------------------------------------
 

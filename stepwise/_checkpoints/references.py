@@ -20,8 +20,8 @@ At each checkpoint, the pickler of the variables calls :meth:`References.identit
 A node of a known value becomes a reference; a long list becomes its parts, chunks and the items in
 between.  Buffers that pickle hands out are offered to :meth:`References.takes`.
 
-Values that were stored together are watched together, as a *group*: one look takes some nanoseconds
-for each slot.  Only if the look finds a change are the changed values searched for.  On resume the
+Some hundred values are watched together, as a *group*: one look takes some nanoseconds for each
+slot.  Only if the look finds a change are the changed values searched for.  On resume the
 records of a chunk are read, verified and loaded in one go, and form one group.  Each payload is
 released once it is loaded, so that no value is in memory twice.
 
@@ -48,6 +48,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._values.codec import FindClass, dump_tree, load_trees
 from stepwise._values.digest import held
 from stepwise._values.trees import (
+    BLOCK,
     NUMBERS,
     Tree,
     Watch,
@@ -327,11 +328,17 @@ class Group:
 
     __slots__ = ("numbers", "watch")
 
-    def __init__(self, values: Collection[StoredValue], watch: Watch | None = None) -> None:
+    def __init__(self, values: Collection[StoredValue] = (), watch: Watch | None = None) -> None:
         self.watch = watch or watch_over(values)
         self.numbers = {each.number for each in values}
         for each in values:
             each.group = self
+
+    def take(self, value: StoredValue, watch: Watch) -> None:
+        """Add a value that is watched already."""
+        self.watch.extend(watch)
+        self.numbers.add(value.number)
+        value.group = self
 
 
 def watch_over(values: Iterable[StoredValue]) -> Watch:
@@ -487,16 +494,17 @@ def _dump(
 ) -> tuple[Data, Tree] | None:
     """Return the pickle of a tree, and the tree with its nodes numbered as in the pickle.
 
-    Return ``None`` if pickling fails or changes the tree: its classes may run code of their own.
+    Return ``None`` if pickling fails, or if the tree changes meanwhile: its classes may run code of
+    their own.
     """
     places: dict[int, int] | None = {} if tree.classes else None
     try:
         payload = dump_tree(tree, refer, places)
     except Exception:  # a class's __reduce__; storing the value whole reports the error
         return None
-    if places is None:
-        return payload, tree
-    return (payload, tree.numbered(places)) if watch.holds() else None
+    if not watch.holds():
+        return None
+    return payload, tree if places is None else tree.numbered(places)
 
 
 class Indices:
@@ -547,6 +555,7 @@ class KnownValues:
         self._waiting = 0
         self._values: dict[int, StoredValue] = {}
         self._groups: set[Group] = set()
+        self._newest = Group()  # takes new values until it is large
         self._loose: dict[int, StoredValue] = {}  # records that no chunk refers to
         self._chunks: dict[int, StoredValue] = {}
         self._starts: dict[int, StoredValue] = {}  # the newest chunk by the id of its first item
@@ -627,23 +636,14 @@ class KnownValues:
             each.holders += 1
             self._loose.pop(each.number, None)
 
-    def _watch(self, known: StoredValue, watch: Watch, others: set[Group]) -> None:
-        """Watch a new value together with the values of other groups.
-
-        Args:
-            watch: a watch over the new value alone, begun before the value was stored.
-        """
-        own = [known] if known.changes else []
-        if not (own or others):
+    def _watch(self, known: StoredValue, watch: Watch) -> None:
+        """Watch a new value, by a watch that began before the value was stored."""
+        if not known.changes:
             return
-        values = own + [self._values[number] for each in others for number in each.numbers]
-        together = watch_over(values)
-        # The old groups notice every change made before or between these two lines.
-        if others and watch.holds() and all(each.watch.holds() for each in others):
-            self._groups -= others
-            self._groups.add(Group(values, together))
-        elif own:
-            self._groups.add(Group(own, watch))
+        if self._newest not in self._groups or self._newest.watch.count >= BLOCK:
+            self._newest = Group()
+            self._groups.add(self._newest)
+        self._newest.take(known, watch)
 
     def drop(self, gone: Iterable[StoredValue]) -> None:
         """Forget known values, and the chunks that refer to them."""
@@ -722,7 +722,7 @@ class KnownValues:
             if dumped is not None and -1 not in dumped[1].numbers:
                 known = StoredValue(number, dumped[1])
                 self._add(known)
-                self._watch(known, watch, set())
+                self._watch(known, watch)
 
     def make(self, items: list[Any], apart: Container[int], least: int = 0) -> StoredValue | None:
         """Make a chunk of these items and return it.
@@ -754,9 +754,8 @@ class KnownValues:
         number, sealed, chunk = self._sealed(Chunk(list(used.records), list(used.chunks), payload))
         known = StoredValue(-number, tree, chunk, tuple(depends.values()))
         known.sealed = sealed
-        loose = [each for each in known.depends if each.number in self._loose]
         self._add(known)
-        self._watch(known, watch, {each.group for each in loose if each.group is not None})
+        self._watch(known, watch)
         return known
 
     def buffer(self, content: bytes) -> StoredValue | None:

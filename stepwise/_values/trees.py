@@ -58,7 +58,15 @@ import struct
 import sys
 import types
 import weakref
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import chain, filterfalse, islice
 from operator import attrgetter, is_
 from typing import Any
@@ -769,7 +777,7 @@ def walk(
                 size += sum(sizes) + 4 * len(sizes)
                 continue
         waiting.extend(inside)
-    return Tree(root, nodes, size, refers, range(len(nodes)), kinds.keys())
+    return Tree(root, (*nodes,), size, refers, range(len(nodes)), (*kinds,))
 
 
 def _inside(
@@ -879,6 +887,100 @@ def starts_with(objects: Sequence[Any], first: Sequence[Any]) -> bool:
     return len(first) <= len(objects) and all(map(is_, objects, first))
 
 
+BLOCK = 512
+"""Containers that are compared together: what they hold fits a processor's cache."""
+
+
+class Contents:
+    """The objects that lists, sets and dicts hold: a copy that tells whether they still hold them.
+
+    If all keys of the dicts are texts, the garbage collector shows their values, and these alone.
+    It does so for a block at once, in a loop that waits for the memory of many dicts at a time; an
+    iteration waits for each dict.  The keys then lie in the processor's cache.
+    """
+
+    __slots__ = ("counts", "dicts", "items", "keys", "lists", "shown", "sizes", "values")
+
+    def __init__(self) -> None:
+        self.lists: list[Any] = []  # and sets
+        self.counts: list[int] = []
+        self.items: list[Any] = []
+        self.dicts: list[dict[Any, Any]] = []
+        self.sizes: list[int] = []
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+        self.shown = True  # whether the collector shows the values alone, in their order
+
+    def add(self, lists: Sequence[Any], dicts: Sequence[dict[Any, Any]]) -> None:
+        """Copy the contents of more containers by reference."""
+        self.lists += lists
+        self.counts += map(len, lists)
+        self.items += chain.from_iterable(lists)
+        values = [*chain.from_iterable(map(dict.values, dicts))]
+        self.dicts += dicts
+        self.sizes += map(len, dicts)
+        self.keys += chain.from_iterable(dicts)
+        self.values += values
+        self.shown = self.shown and same(gc.get_referents(*dicts), values)
+
+    def extend(self, other: Contents) -> None:
+        """Append a copy of other contents."""
+        self.lists += other.lists
+        self.counts += other.counts
+        self.items += other.items
+        self.dicts += other.dicts
+        self.sizes += other.sizes
+        self.keys += other.keys
+        self.values += other.values
+        self.shown = self.shown and other.shown
+
+    def __len__(self) -> int:
+        return len(self.lists) + len(self.dicts)
+
+    def holds(self) -> bool:
+        """Return whether nothing has changed.
+
+        Raises:
+            RuntimeError: another thread is changing a dict.
+        """
+        lists, dicts = self.lists, self.dicts
+        return (
+            [*map(len, lists)] == self.counts
+            and all(map(is_, chain.from_iterable(lists), self.items))
+            and [*map(len, dicts)] == self.sizes
+            and (self._shows_the_same() if self.shown else self._is_the_same())
+        )
+
+    def _shows_the_same(self) -> bool:
+        # Keys that the collector does not show are exact texts, which are equal or not.
+        shown = gc.get_referents(*self.dicts)
+        return same(shown, self.values) and [*chain.from_iterable(self.dicts)] == self.keys
+
+    def _is_the_same(self) -> bool:
+        values = [*chain.from_iterable(map(dict.values, self.dicts))]
+        return same(values, self.values) and same([*chain.from_iterable(self.dicts)], self.keys)
+
+    def changed(self) -> list[Any]:
+        """Return the containers that have changed."""
+        found = [each for each, before in self.of_lists() if not same([*each], before)]
+        for each, keys, values in self.of_dicts():
+            if not (same([*each], keys) and same([*each.values()], values)):
+                found.append(each)
+        return found
+
+    def of_lists(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Yield the lists and sets, each with the items that were copied."""
+        items = iter(self.items)
+        for each, count in zip(self.lists, self.counts, strict=True):
+            yield each, [*islice(items, count)]
+
+    def of_dicts(self) -> Iterator[tuple[dict[Any, Any], list[Any], list[Any]]]:
+        """Yield the dicts, each with the keys and the values that were copied."""
+        keys, values = iter(self.keys), iter(self.values)
+        for each, size in zip(self.dicts, self.sizes, strict=True):
+            yield each, [*islice(keys, size)], [*islice(values, size)]
+
+
 class Watch:
     """A snapshot of mutable objects: lengths, keys and the objects in each slot.
 
@@ -890,11 +992,12 @@ class Watch:
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         mutable = [each for each in nodes if changes(each)]
+        self._is_broken = False
         try:
             self._look_at(mutable)
         except RuntimeError:  # another thread is changing a dict
             self._look_at([])
-            self._break()
+            self._is_broken = True
 
     def _look_at(self, mutable: list[Any]) -> None:
         sized = [each for each in mutable if type(each) in _SIZED]
@@ -908,24 +1011,37 @@ class Watch:
         self._attributes = [*map(vars, self._owners)]
         self._shown = gc.get_referents(*self._others)  # the dicts exist by now
         self._counts = [len(gc.get_referents(each)) for each in self._others]
-        self._sized = sized + self._attributes
-        self._lengths = [*map(len, self._sized)]
-        self._inside = [*chain.from_iterable(self._sized)]  # of dicts the keys
-        self._dicts = [each for each in self._sized if type(each) is dict]
-        self._values = [*chain.from_iterable(map(dict.values, self._dicts))]
+        self._blocks: list[Contents] = []
+        sized += self._attributes
+        for at in range(0, len(sized), BLOCK):
+            block, some = Contents(), sized[at : at + BLOCK]
+            dicts = [each for each in some if type(each) is dict]
+            block.add([each for each in some if type(each) is not dict], dicts)
+            self._blocks.append(block)
 
     def extend(self, other: Watch) -> None:
         """Watch the objects of another watch as well."""
-        for name in vars(self):
+        for name in _OF_WATCH:
             getattr(self, name).extend(getattr(other, name))
+        self._is_broken = self._is_broken or other._is_broken
+        for each in other._blocks:
+            if not self._blocks or len(self._blocks[-1]) + len(each) > BLOCK:
+                self._blocks.append(Contents())
+            self._blocks[-1].extend(each)
+
+    @property
+    def count(self) -> int:
+        """The number of watched objects."""
+        objects = len(self._others) + len(self._arrays) + len(self._views)
+        return objects + sum(map(len, self._blocks))
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
         try:
-            return self._shows_the_same() and (
-                [*map(len, self._sized)] == self._lengths
-                and all(map(is_, chain.from_iterable(self._sized), self._inside))
-                and all(map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._values))
+            return (
+                not self._is_broken
+                and self._shows_the_same()
+                and all(map(Contents.holds, self._blocks))
                 and not self._changed_views()
                 and [*map(_content, self._arrays)] == self._contents
             )
@@ -944,14 +1060,11 @@ class Watch:
     def changed(self) -> set[int]:
         """Return the ids of the changed objects; of all objects if the changed ones are unknown."""
         found = set[int]()
+        if self._is_broken:
+            return self._objects()
         try:
-            inside, values = iter(self._inside), iter(self._values)
-            for each, length in zip(self._sized, self._lengths, strict=True):
-                held = [*islice(inside, length)]
-                if type(each) is dict:
-                    held += islice(values, length)
-                if not same([*each, *(each.values() if type(each) is dict else ())], held):
-                    found.add(id(each))
+            for block in self._blocks:
+                found.update(map(id, block.changed()))
             shown = iter(self._shown)
             for each, count in zip(self._others, self._counts, strict=True):
                 if not same(gc.get_referents(each), [*islice(shown, count)]):
@@ -962,10 +1075,15 @@ class Watch:
             arrays = zip(self._arrays, self._contents, strict=True)
             found.update(id(each) for each, content in arrays if _content(each) != content)
             found.update(map(id, self._changed_views()))
-        except (RuntimeError, ValueError):  # another thread is changing a dict; a broken watch
-            views = [each for each, _, _ in self._views]
-            found.update(map(id, chain(self._sized, self._others, self._arrays, views)))
+        except (RuntimeError, ValueError):  # another thread is changing a dict
+            return self._objects()
         return found
+
+    def _objects(self) -> set[int]:
+        """Return the ids of all watched objects."""
+        held = chain.from_iterable((*each.lists, *each.dicts) for each in self._blocks)
+        views = [each for each, _, _ in self._views]
+        return {*map(id, chain(held, self._others, self._arrays, views))}
 
     @classmethod
     def of_classes(cls, classes: Iterable[type]) -> Watch:
@@ -977,8 +1095,10 @@ class Watch:
     def broken(cls) -> Watch:
         """Return a watch that never holds."""
         watch = cls()
-        watch._break()
+        watch._is_broken = True
         return watch
 
-    def _break(self) -> None:
-        self._lengths.append(-1)  # never equal to a length
+
+_OF_WATCH = (
+    *("_arrays", "_attributes", "_contents", "_counts", "_others", "_owners", "_shown", "_views"),
+)

@@ -240,15 +240,15 @@ _VALUES = [
     _mutant(
         "a dict whose content moved to another key comes back with the old one",
         "_values/trees.py",
-        "                and all(map(is_, chain.from_iterable(self._sized), self._inside))\n",
+        " and [*chain.from_iterable(self.dicts)] == self.keys",
         "",
         "test_variables.py::test_what_is_left_behind",
     ),
     _mutant(
         "items that move from one list to the next are not noticed",
         "_values/trees.py",
-        "                [*map(len, self._sized)] == self._lengths\n                and all(",
-        "                all(",
+        "            [*map(len, lists)] == self.counts\n            and all(",
+        "            all(",
         "test_watch.py::test_what_moves_between_containers_is_noticed",
     ),
     _mutant(
