@@ -74,7 +74,9 @@ class ProcessMetrics:
             "step_duration_seconds", "Steps executed here.", (*step, "status"), buckets=_STEPS
         )
         self._retries = counter("step_retries", "Further attempts of steps that ended.", step)
-        self._answered = counter("steps_answered", "Steps that the journal answered.", step)
+        self._answered = counter(
+            "steps_answered", "Steps that the journal or the cache answered.", step
+        )
         self._doubts = counter("steps_in_doubt", "Side effects that may have happened.", step)
         self._waits = counter("limit_waits", "Calls that got no turn at once.", ("limit",))
         self._known: dict[int, set[tuple[str, ...]]] = {}

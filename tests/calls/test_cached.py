@@ -1,6 +1,8 @@
 """``@step(cache=...)``: calls that results of other runs answer."""
 
 import asyncio
+import itertools
+import json
 import math
 import os
 import pathlib
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from harness import python
+from IPython.lib.pretty import pretty
 
 import stepwise
 from stepwise import ConfigurationError, Limit, spend, step, tool, workflow
@@ -121,6 +124,39 @@ def test_another_run_is_answered():
     assert (a.cached["run"], a.cached["usd"], a.attempts, a.result) == ("one", 0.25, 0, ["a"])
     assert (run.spent.usd, run.spent.steps, run.spent.saved_by_cache["tokens"]) == (0, 0, 20)
     assert run.verify().ok
+
+
+def test_an_answer_is_marked_wherever_it_is_shown(place):
+    """Commands, pages, notebooks, tools of coding agents and events say where an answer is from."""
+    from stepwise.mcp._looking import show_step
+
+    @step(cache=DAY)
+    def ask():
+        return "an answer"
+
+    @workflow
+    def flow():
+        return ask()
+
+    events = []
+    flow.options(run_id="one")()
+    end = stepwise.on_event(events.append)
+    flow.options(run_id="two")()
+    end()
+    (said,) = [each for each in events if each.step]
+    assert (said.kind, said.detail) == ("step_answered", "'an answer' · cached from one")
+    run = stepwise.get_run("two")
+    env = {**os.environ, "STEPWISE_STORE": run.store.url}
+
+    def printed(*words):
+        return python("stepwise", *words, env=env).stdout
+
+    commands = ["show", "two"], ["show", "two", "1"], ["show", "two", "--tree"]
+    shown = [*itertools.starmap(printed, commands), printed("export", "two")]
+    shown += [run._repr_html_(), pretty(run), str(run.why())]
+    assert ["cached from one" in text for text in shown] == [True] * len(shown)
+    for facts in (printed("show", "two", "1", "--json"), json.dumps(show_step("two", 1))):
+        assert '"run": "one"' in facts
 
 
 def test_a_resumed_run_needs_no_cache():
