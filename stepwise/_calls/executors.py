@@ -352,11 +352,11 @@ class _Purse:
         self.spent: tuple[float, float, float] = (0, 0, 0)
         self._lock = threading.Lock()
 
-    def spend(self, number: int, usd: float, tokens: float, cached: float = 0) -> None:
+    def spend(self, number: int, usd: float, tokens: float, cached_tokens: float = 0) -> None:
         """Count what the body spends."""
         with self._lock:
             before = self.spent
-            self.spent = before[0] + usd, before[1] + tokens, before[2] + cached
+            self.spent = before[0] + usd, before[1] + tokens, before[2] + cached_tokens
 
     def spend_usage(self, number: int, usage: Mapping[str, Any]) -> None:
         """Count the usage of a model request."""

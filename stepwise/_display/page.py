@@ -365,11 +365,12 @@ def _step(step: Any, run: RunPage, ids: _Ids, prefix: str, before: str) -> Marku
 def step_line(step: Any) -> Markup:
     """Return the cells of a step in a list: number, call, status, result, time."""
     tries = f"{step.attempts} tries, " if step.attempts > 1 else ""
+    answered = f" · {made}" if (made := cached_text(step)) else ""
     return markup(
         tag("b", f"{step.number}"),
         tag("code", called(step)[:300]),
         badge(step.status),
-        tag("i", step.preview[:200]),
+        tag("i", step.preview[:200], answered),
         tag("u", tries, took_text(step)),
     )
 

@@ -20,7 +20,7 @@ from typing import Any
 from stepwise._display.markup import Content, Markup, markup, sheet, tag, whole
 from stepwise._display.terminal import Column, Terminal, duration_text, line_of, one_line, when
 from stepwise._display.timeline import did, last_span, placed
-from stepwise._display.words import took_text
+from stepwise._display.words import cached_text, result_text, took_text
 from stepwise._runtime.messages import printable, publisher, shell_word
 from stepwise.errors import StepwiseError
 
@@ -197,6 +197,7 @@ def _unfolding(step: Any) -> Markup:
         f"decided by {step.by}" if step.by else "",
         f"child run {step.child}" if step.child else "",
         usage_text(step.usage),
+        cached_text(step),
         f"begun {when(step.started_at)}",
     ]
     return tag(
@@ -285,7 +286,7 @@ def run_text(run: RunShown) -> str:
             f"{each.name}({each.arguments})",
             did(each, run.begun),
             took_text(each),
-            each.preview,
+            result_text(each),
         ]
         for each in run.steps
     ]

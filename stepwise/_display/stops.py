@@ -9,6 +9,7 @@ from typing import Any
 from stepwise._display.markup import Markup, block, tag
 from stepwise._display.render import framed, status_of
 from stepwise._display.terminal import Column, Terminal, Word, line_of, when
+from stepwise._display.words import result_text
 from stepwise._runtime.messages import printable
 from stepwise._values.preview import NO_SECRETS
 
@@ -28,7 +29,8 @@ _COLUMNS = [
 
 def step_text(step: Any) -> str:
     """Return a step in a line: its number, call, and what came of it."""
-    ended = f" -> {step.preview}" if step.preview else ""
+    result = result_text(step)
+    ended = f" -> {result}" if result else ""
     status = "" if step.status == "completed" else f" {step.status}"
     text = f"{step.number} {step.name}({step.arguments}){status}{ended}"
     return NO_SECRETS.cleaned_text(text)

@@ -16,7 +16,14 @@ from typing import Any
 
 from stepwise._display.markup import Markup, Rules, tag
 from stepwise._display.terminal import duration_text
-from stepwise._display.words import attempt_text, before_text, ended_text, is_waiting, took_text
+from stepwise._display.words import (
+    attempt_text,
+    before_text,
+    cached_text,
+    ended_text,
+    is_waiting,
+    took_text,
+)
 from stepwise._runtime.facts import NamedTuple
 
 _GAP = 4.0  # percent: the maximum for a pause
@@ -317,7 +324,9 @@ def _bar(
 def _told(step: Any) -> str:
     """Return a step in words: its status, its own time, its attempts and its waits."""
     tries = f", {step.attempts} tries" if step.attempts > 1 else ""
-    return f"{step.number} {step.name}: {step.status}, {took_text(step) or 'unfinished'}{tries}"
+    answered = f", {made}" if (made := cached_text(step)) else ""
+    took = took_text(step) or "unfinished"
+    return f"{step.number} {step.name}: {step.status}, {took}{tries}{answered}"
 
 
 def did(step: Any, begun: int) -> str:

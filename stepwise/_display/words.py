@@ -40,6 +40,11 @@ def cached_text(step: Any) -> str:
     return f"cached {made}"
 
 
+def result_text(step: Any) -> str:
+    """Return what came of a step, shortened; a result from the cache says so."""
+    return " · ".join(filter(None, (step.preview, cached_text(step))))
+
+
 def attempt_text(attempt: Any) -> str:
     """Return an attempt of a step in words: how and after how long it ended."""
     ended = attempt.status

@@ -66,21 +66,21 @@ class _Clock:
 class _Amounts:
     """Growing amounts of a call in flight, or of a run."""
 
-    __slots__ = ("cached", "steps", "tokens", "usd")
+    __slots__ = ("cached_tokens", "steps", "tokens", "usd")
 
     def __init__(self) -> None:
-        self.usd, self.tokens, self.cached, self.steps = 0.0, 0.0, 0.0, 0
+        self.usd, self.tokens, self.cached_tokens, self.steps = 0.0, 0.0, 0.0, 0
 
-    def add(self, usd: float, tokens: float, cached: float = 0, *, steps: int = 0) -> None:
+    def add(self, usd: float, tokens: float, cached_tokens: float = 0, *, steps: int = 0) -> None:
         """Add further amounts."""
         self.usd += usd
         self.tokens += tokens
-        self.cached += cached
+        self.cached_tokens += cached_tokens
         self.steps += steps
 
     def said(self) -> dict[str, float]:
         """Return the nonzero amounts of money and tokens, by unit."""
-        named = ("usd", self.usd), ("tokens", self.tokens), ("cached", self.cached)
+        named = ("usd", self.usd), ("tokens", self.tokens), ("cached", self.cached_tokens)
         return {unit: n for unit, n in named if n}
 
 
@@ -284,13 +284,13 @@ class Account:
 
     # -- what is spent -----------------------------------------------------------------------------
 
-    def spend(self, number: int, usd: float, tokens: float, cached: float = 0) -> None:
+    def spend(self, number: int, usd: float, tokens: float, cached_tokens: float = 0) -> None:
         """Count spending of the call with this number."""
         with self._lock:
             if self._flows.executes(number):
-                self.open.setdefault(number, _Amounts()).add(usd, tokens, cached)
+                self.open.setdefault(number, _Amounts()).add(usd, tokens, cached_tokens)
             else:  # a thread outlives its call
-                self._leave(usd, tokens, cached)
+                self._leave(usd, tokens, cached_tokens)
             for each in self._lineage() if self.limited else ():
                 each._live.add(usd, tokens)
 
@@ -325,15 +325,15 @@ class Account:
             within = self._requests.pop(call.number, None) or _Amounts()
             if record.usage:
                 # An instrumented client may have counted the request of a framework's step already.
-                usd, tokens, cached = amounts_of_usage(record.usage)
+                usd, tokens, held = amounts_of_usage(record.usage)
                 usd, tokens = max(0.0, usd - within.usd), max(0, tokens - within.tokens)
-                total.add(usd, tokens, max(0, cached - within.cached))
+                total.add(usd, tokens, max(0, held - within.cached_tokens))
                 for each in self._lineage() if self.limited else ():
                     each._live.add(usd, tokens)
-            total.add(self._rest.usd, self._rest.tokens, self._rest.cached)
+            total.add(self._rest.usd, self._rest.tokens, self._rest.cached_tokens)
             self._rest, self._leftover = _Amounts(), False
             if child is not None:
-                total.add(child.usd, child.tokens, child.cached)
+                total.add(child.usd, child.tokens, child.cached_tokens)
             steps = 1
             if call.child:
                 steps = child.steps if child is not None else 0
@@ -372,10 +372,10 @@ class Account:
             self._requests.pop(number, None)
             amounts = self.open.pop(number, None)
             if amounts is not None:
-                self._leave(amounts.usd, amounts.tokens, amounts.cached)
+                self._leave(amounts.usd, amounts.tokens, amounts.cached_tokens)
 
-    def _leave(self, usd: float, tokens: float, cached: float) -> None:
-        self._rest.add(usd, tokens, cached)
+    def _leave(self, usd: float, tokens: float, cached_tokens: float) -> None:
+        self._rest.add(usd, tokens, cached_tokens)
         self._leftover = True
 
     def rest(self, *, unknown: bool) -> dict[str, float]:
@@ -387,7 +387,7 @@ class Account:
         with self._lock:
             total, self._rest = self._rest, _Amounts()
             for amounts in self.open.values():
-                total.add(amounts.usd, amounts.tokens, amounts.cached)
+                total.add(amounts.usd, amounts.tokens, amounts.cached_tokens)
             self.open.clear()
             said = {**total.said(), **self._time()}
         return {**said, "at_least": 1} if unknown or self.cut_off else said

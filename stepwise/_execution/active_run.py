@@ -1060,7 +1060,11 @@ class ActiveRun:
         with self.lock:
             self.progress.executed += 1
             self.progress.add(took if outside and not is_wait else 0.0, usage)
-        if heard():
+        if "run" in outcome.cached:
+            made_by = outcome.cached["run"] or "outside of runs"
+            detail = f"{outcome.preview} · cached from {made_by}"
+            self.tell("step_answered", call, detail, duration=outcome.cached["seconds"])
+        elif heard():
             kind = _ENDED[outcome.status]
             tries = outcome.attempts
             self.tell(kind, call, outcome.preview, duration=took, usage=usage, attempts=tries)

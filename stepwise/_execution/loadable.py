@@ -76,6 +76,11 @@ class Loadable:
         """True if the values are plain data, without stand-ins."""
         return all(each.target in _CONTAINERS for each in self._found.values())
 
+    @property
+    def of_script(self) -> list[str]:
+        """The names of functions and classes of ``__main__`` that the values need."""
+        return sorted(n.partition(".")[2] for n in self._found if n.startswith("__main__."))
+
     def fail(self, why: str) -> None:
         """Note that a value cannot be loaded; the first reason counts."""
         self.fails = self.fails or why
@@ -344,6 +349,10 @@ def _from_module(seen: Loadable, args: tuple[Any, ...], _: Any) -> Any:
     return seen.stand_in(*args)
 
 
+def _builtin_type(seen: Loadable, args: tuple[Any, ...], _: Any) -> Any:
+    return seen.stand_in("types", *args)
+
+
 def _attribute(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     owner, name = args
     target = owner.target if isinstance(owner, _StandIn) else _MISSING
@@ -352,6 +361,24 @@ def _attribute(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
     elif not isinstance(target, type) or not issubclass(target, enum.Enum):
         seen.depends(f"an attribute {name}, which is read")
     return made
+
+
+def _code(
+    name_in: Callable[[tuple[Any, ...]], tuple[str, str]],
+) -> Callable[[Loadable, tuple[Any, ...], Any], Any]:
+    """Return a function that notes a function or class whose code is recorded.
+
+    Args:
+        name_in: returns the module and the name, given the arguments of what makes it.
+    """
+
+    def note(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
+        module, name = name_in(args)
+        if module == "__main__" and not seen.main:
+            seen.stand_in(module, name)  # it needs other names of the script
+        return made
+
+    return note
 
 
 def _argument(_: Loadable, args: tuple[Any, ...], made: Any) -> Any:
@@ -385,6 +412,12 @@ def _deciding(text: str) -> Callable[[Loadable, tuple[Any, ...], Any], Any]:
 _SPECIAL: dict[str, Callable[[Loadable, tuple[Any, ...], Any], Any]] = {
     "stepwise._values.codec.from_module": _from_module,
     "builtins.getattr": _attribute,
+    "stepwise._checkpoints.variables._function": _code(lambda args: (args[1], args[2])),
+    "cloudpickle.cloudpickle._builtin_type": _builtin_type,
+    "cloudpickle.cloudpickle._make_skeleton_class": _code(
+        lambda args: (args[3].get("__module__", ""), args[1])
+    ),
+    "cloudpickle.cloudpickle._make_skeleton_enum": _code(lambda args: (args[4], args[2])),
     "stepwise._checkpoints.variables._argument": _argument,
     "stepwise._checkpoints.variables._refill": _refill,
     "stepwise._checkpoints.variables._cell": _variable,

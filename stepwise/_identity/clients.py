@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from stepwise.errors import ConfigurationError
@@ -53,6 +53,15 @@ _SDK = frozenset(
 """Clients that hold only their constructor's arguments; a session has cookies and headers."""
 
 _HTTP = frozenset(("httpx.Client", "httpx.AsyncClient"))
+_CLIENTS = _SDK | _HTTP | {"httpx2.Client", "httpx2.AsyncClient"}
+_PARTS: dict[str, Callable[[Any], Any]] = {
+    "HTTPTransport": lambda _: (),
+    "AsyncHTTPTransport": lambda _: (),
+    "Headers": lambda headers: headers.raw,
+    "Cookies": lambda held: [(each.domain, each.path, each.name, each.value) for each in held.jar],
+}
+"""What tells two of the parts of a client of httpx apart: its connections do not."""
+_ON_USE = {"_state", "_platform", "_lazy_tracer", "_middleware_chain"}
 
 
 def identity(cls: type, *, fields: Iterable[str]) -> None:
@@ -130,6 +139,22 @@ def is_client(cls: type) -> bool:
     """Return whether a class is an SDK's client, which can be made again without loss."""
     root = cls.__module__.partition(".")[0]  # a user's subclass may hold more
     return any(f"{root}.{base.__qualname__}" in _SDK for base in cls.__mro__)
+
+
+def held_by(value: Any) -> Mapping[str, Any] | None:
+    """Return all that decides what a client of an SDK or of HTTP answers; ``None`` if not known.
+
+    Connections tell nothing, nor does what a client makes of its other attributes on use.
+    """
+    cls: Any = type(value)
+    names = _names_of(cls)
+    library, _, _ = cls.__module__.partition(".")
+    if library in ("httpx", "httpx2") and cls.__qualname__ in _PARTS:
+        return {"": _PARTS[cls.__qualname__](value)}
+    if names.isdisjoint(_CLIENTS):
+        return None
+    on_use = {n for n in vars(value) if isinstance(getattr(cls, n, 0), functools.cached_property)}
+    return {n: each for n, each in vars(value).items() if n not in on_use | _ON_USE}
 
 
 def has_key(cls: type) -> bool:

@@ -4,32 +4,51 @@ Within a run, code that was edited since is reported.  A cache has nobody to rep
 holds everything that decides about the result of a pure function: its arguments, its instance, its
 captured variables, the code that it reaches, the variables of modules that this code reads, and the
 code of each object, class and function among these values.  What cannot be told has no key.
+
+Code sees more than ``==`` compares: the order of a dict, the sign of a zero, the zone of a time, a
+field with ``compare=False``, and whether two names mean one object.  All of this counts.  Whether
+Python makes one object or two of equal constants is left open to it, so a tuple or a text has no
+identity of its own.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import enum
 import functools
 import sys
 import threading
 import types
-from collections import Counter, defaultdict
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from inspect import unwrap
+from traceback import format_exception
 from typing import Any, ClassVar
 
 from stepwise._identity.call_parts import shape_digest
-from stepwise._identity.clients import is_foreign, is_foreign_module
+from stepwise._identity.clients import (
+    declared,
+    fields_of,
+    held_by,
+    is_foreign,
+    is_foreign_module,
+)
 from stepwise._identity.following import Code, code_of
 from stepwise._identity.identity import Lenient
-from stepwise._values.digest import fold, join, string
+from stepwise._values.digest import ATOMS, class_name, fold, join, string
 
 _HANDLES = {"_thread", "asyncio", "concurrent", "logging", "threading"}
+_PLAIN_HANDLES = {*_HANDLES, "anyio"}  # their fields tell all that code sees of them
 _OF_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def _exactly(number: float) -> bytes:
     return fold(b"V" + number.hex().encode())
+
+
+def _by_text(value: object) -> bytes:
+    return join(b"V", [string(class_name(type(value))), string(repr(value))])
 
 
 class _Coded(Lenient):
@@ -40,7 +59,12 @@ class _Coded(Lenient):
     """
 
     grows = False
-    atoms: ClassVar = {**Lenient.atoms, float: _exactly}
+    compares = False
+    atoms: ClassVar = {
+        **Lenient.atoms,
+        float: _exactly,
+        **dict.fromkeys((complex, range, dt.timezone), _by_text),
+    }
 
     def __init__(self, around: Sequence[object]) -> None:
         super().__init__(around, masking=False)
@@ -48,18 +72,37 @@ class _Coded(Lenient):
         self.exactly = True
         self.untold = ""
         self._told: dict[Code | type, list[bytes]] = {}
+        self._numbers: dict[int, tuple[object, int]] = {}
+
+    def rules(self, value: Any) -> None:
+        """Return no rules: volatile fields and ids count, too."""
 
     def encode(self, value: Any) -> bytes:
-        """Encode a value; the order of a dict and the sign of a zero count: code sees them."""
+        """Encode a value, and for an object that was met before, which one it is."""
         cls: Any = type(value)
-        if cls is float:
-            return _exactly(value)
+        exact = self.atoms.get(cls) or _EXACT.get(f"{cls.__module__}.{cls.__qualname__}")
+        if exact is not None:
+            return exact(value)
         encoded = super().encode(value)
-        if cls in _DICTS and value:
-            order = map(self.encode, [*value])
+        if issubclass(cls, dict):
+            order = [self.encode(key) for key in dict.keys(value)]
             factory = self.encode(getattr(value, "default_factory", None))
-            return join(b"V", [encoded, factory, *order])
-        return encoded
+            encoded = join(b"V", [encoded, factory, *order])
+        elif issubclass(cls, deque):
+            encoded = join(b"V", [encoded, self.encode(value.maxlen)])
+        elif issubclass(cls, (dt.datetime, dt.time)):
+            text = string(f"{value.isoformat()} {value.fold}")
+            encoded = join(b"V", [encoded, text, self.encode(value.tzinfo)])
+        elif issubclass(cls, BaseException):
+            encoded = join(b"V", [encoded, string("".join(format_exception(value)))])
+        # Items of a set have no order, so they are not numbered: self.numbering is None then.
+        if cls in ATOMS or issubclass(cls, _WITHOUT_IDENTITY) or self.numbering is None:
+            return encoded
+        known = self._numbers.get(id(value))
+        if known is None:
+            self._numbers[id(value)] = value, len(self._numbers)
+            return encoded
+        return join(b"V", [encoded, b"%d" % known[1]])
 
     def object(self, value: Any) -> bytes:
         """Encode an object with the code of its class."""
@@ -69,7 +112,7 @@ class _Coded(Lenient):
         elif cls is types.BuiltinFunctionType and not isinstance(value.__self__, _PLACES):
             return join(b"V", [string(value.__name__), self.encode(value.__self__)])
         elif cls is types.MappingProxyType:
-            return join(b"V", [self.dict_({**value})])
+            return join(b"V", [self.encode({**value})])
         elif _is_of_stepwise(value):
             return join(b"V", [string(cls.__qualname__)])  # no cached call makes other steps
         elif cls is types.FunctionType:
@@ -78,7 +121,18 @@ class _Coded(Lenient):
             self.untold = self.untold or "a random generator is among its values"
         elif cls is _CachedFunction:
             return self.encode(value.__wrapped__)
-        return join(b"V", [super().object(value), *self._methods(cls)])
+        encoded = super().object(value) if declared(cls) is not None else self._undeclared(value)
+        return join(b"V", [encoded, *self._methods(cls)])
+
+    def _undeclared(self, value: Any) -> bytes:
+        """Encode an object without declared fields: a client counts by all that it holds."""
+        cls: Any = type(value)
+        held = held_by(value)
+        if held is not None:
+            return join(b"V", [string(class_name(cls)), self.dict_({**held})])
+        if fields_of(cls) is not None and _root(cls) not in _PLAIN_HANDLES:
+            self.unknown.append(value)  # the known fields do not tell all
+        return super().object(value)
 
     def class_(self, cls: type) -> bytes:
         """Encode a class with its code."""
@@ -127,11 +181,14 @@ class _Coded(Lenient):
 
 def _is_client(value: object) -> bool:
     """Return whether the class of a value tells enough of it: a client, a lock, a logger."""
-    cls = type(value)
-    root = cls.__module__.partition(".")[0]
+    cls, root = type(value), _root(type(value))
     return cls is not threading.local and (
         root in _HANDLES if root in sys.stdlib_module_names else is_foreign(cls)
     )
+
+
+def _root(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
 
 
 def _is_of_stepwise(value: object) -> bool:
@@ -165,7 +222,11 @@ def _attributes(cls: type) -> dict[str, Any]:
     return held
 
 
-_DICTS = (dict, defaultdict, Counter)
+_EXACT = {"decimal.Decimal": _by_text}
+_WITHOUT_IDENTITY = (
+    *(tuple, frozenset, type, enum.Enum),
+    *(types.ModuleType, types.MethodType, types.BuiltinFunctionType, types.MappingProxyType),
+)
 _CachedFunction = type(functools.cache(len))
 _PLACES = (types.ModuleType, type, type(None))
 _UNKNOWN = (

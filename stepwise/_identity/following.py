@@ -355,8 +355,11 @@ def _absolute(origin: tuple[str, str, int], here: _Module) -> str:
 
 def _resolved(
     origin: tuple[str, str, int], rest: Sequence[str], here: _Module
-) -> tuple[str, _Module | None, list[str]]:
-    """Return the full name that an ``import`` names, its module, and the attributes in there."""
+) -> tuple[str, str, _Module | None, list[str]]:
+    """Return the full name that an ``import`` names, its module, and the attributes in there.
+
+    The module comes by its name, and as one of the project or ``None``.
+    """
     inside, name = origin[1], _absolute(origin, here)
     full = ".".join(filter(None, [name, inside]))
     way = [inside, *rest] if inside else [*rest]
@@ -368,7 +371,7 @@ def _resolved(
             break
         name, way = f"{name}.{way[0]}", way[1:]
         module = _imported_module(name)
-    return full, module, way
+    return full, name, module, way
 
 
 @functools.cache
@@ -388,7 +391,7 @@ def _definitions(chain: str, here: _Module) -> Iterator[tuple[_Module, Definitio
         if not isinstance(node, IMPORTS):
             yield here, node
             continue
-        _, module, way = _resolved(imported(node)[root], rest, here)
+        _, _, module, way = _resolved(imported(node)[root], rest, here)
         if module is not None and way:
             yield from _definitions(".".join(way), module)
 
@@ -540,6 +543,8 @@ class _Follower:
     ) -> list[str]:
         """Follow a statement that binds a name."""
         if isinstance(node, IMPORTS):
+            if not around and not annotated:
+                self._assigned(module.namespace, name)
             return self._imported(imported(node)[name], rest, module, annotated=annotated)
         label = self._label(name, module)
         if not around:
@@ -564,7 +569,9 @@ class _Follower:
         *,
         annotated: bool,
     ) -> list[str]:
-        origin_text, module, way = _resolved(origin, rest, here)
+        origin_text, name, module, way = _resolved(origin, rest, here)
+        if module is None and way and not annotated and name in sys.modules:
+            self._assigned(vars(sys.modules[name]), way[0])
         if module is not None and not annotated and (not way or way[0] not in module.namespace):
             _unread.add(origin_text)  # a module as a value, or what it makes or imports on use
         further = (
@@ -575,6 +582,14 @@ class _Follower:
         return [origin_text, *further]
 
     # -- values ----------------------------------------------------------------------------------
+
+    def _assigned(self, space: Mapping[str, Any], name: str) -> None:
+        """Let a name that is imported count by its value: data, or a function assigned to it."""
+        value = space.get(name)
+        function = plain_function(value)
+        is_of_project = function and not is_foreign_module(function.__module__ or "")
+        if is_of_project or type(value) in (*ATOMS, list, dict, set):
+            self.globals[id(space), name] = space
 
     def _by_value(
         self, name: str, rest: Sequence[str], module: _Module, *, annotated: bool

@@ -892,7 +892,7 @@ class Sums(NamedTuple):
         seconds: time in which the run was executed.
         at_least: more may have been spent than the records show.
         open: an attempt has begun, and its end is not recorded.
-        cached: the input tokens that a provider's prompt cache held.
+        cached_tokens: the input tokens that a provider's prompt cache held.
     """
 
     usd: float = 0.0
@@ -901,7 +901,7 @@ class Sums(NamedTuple):
     seconds: float = 0.0
     at_least: bool = False
     open: bool = False
-    cached: float = 0
+    cached_tokens: float = 0
 
 
 NO_SUMS = Sums()
@@ -916,8 +916,8 @@ def sums_after(before: Sums, record: Record) -> Sums:
     if isinstance(record, Outcome):
         more = record.spent
         if not more:  # as _replace() does, but faster: runs for every step
-            usd, tokens, steps, seconds, least, is_open, cached = before
-            facts = (usd, tokens, steps + 1, seconds, least, is_open, cached)
+            usd, tokens, steps, seconds, least, is_open, held = before
+            facts = (usd, tokens, steps + 1, seconds, least, is_open, held)
             return tuple.__new__(Sums, facts)
         return plus(before, more if "steps" in more else {**more, "steps": 1})
     if isinstance(record, Settled):
@@ -982,14 +982,15 @@ def plus(before: Sums, more: Mapping[str, Any]) -> Sums:
         before.seconds + more.get("seconds", 0),
         before.at_least or bool(more.get("at_least")),
         before.open,
-        before.cached + more.get("cached", 0),
+        before.cached_tokens + more.get("cached", 0),
     )
 
 
 def together(*all_of: Sums) -> Sums:
     """Add several sums."""
-    usd, tokens, steps, seconds, at_least, _, cached = zip(NO_SUMS, *all_of, strict=True)
-    return Sums(sum(usd), sum(tokens), sum(steps), sum(seconds), any(at_least), cached=sum(cached))
+    usd, tokens, steps, seconds, at_least, _, held = zip(NO_SUMS, *all_of, strict=True)
+    amounts = sum(usd), sum(tokens), sum(steps), sum(seconds)
+    return Sums(*amounts, any(at_least), cached_tokens=sum(held))
 
 
 def difference(sums: Sums, less: Sums) -> Sums:
@@ -1000,7 +1001,7 @@ def difference(sums: Sums, less: Sums) -> Sums:
         max(0, sums.steps - less.steps),
         0.0,
         sums.at_least,
-        cached=max(0, sums.cached - less.cached),
+        cached_tokens=max(0, sums.cached_tokens - less.cached_tokens),
     )
 
 

@@ -172,11 +172,11 @@ class Summary(Projection):
 
 def spent_facts(sums: records.Sums, course: Course) -> tuple[Any, ...]:
     """Return the amounts that a run has spent: the facts of :class:`stepwise.Spent`, in order."""
-    usd, tokens, steps, seconds, at_least, _, cached = sums
+    usd, tokens, steps, seconds, at_least, _, cached_tokens = sums
     saved = {**course.kept, "seconds": round(course.saved, 3)} if course.resumed else {}
     told = usd, int(tokens), steps, round(seconds, 3), at_least, saved, round(course.lost, 3)
     answered = {unit: round(amount, 6) for unit, amount in course.cached.items()}
-    return *told, answered, int(cached)
+    return *told, answered, int(cached_tokens)
 
 
 def kept_summary(store: Store, seal: Seal, run_id: str) -> Summary | None:

@@ -36,7 +36,8 @@ class Event:
 
     Args:
         kind: the kind of event.  ``step_answered``: a step that was not executed, since it was
-            done.  ``step_waiting``: a step that waits for a time, a signal or a person.
+            done, or since the cache answered it, as ``detail`` then says.
+            ``step_waiting``: a step that waits for a time, a signal or a person.
             ``run_interrupted``: a run stopped by Ctrl-C, by a cancellation or timeout in its
             caller, or by a used-up budget.
             ``run_suspended``: a run that released its process until something it waits for arrives.

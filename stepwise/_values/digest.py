@@ -589,12 +589,16 @@ def _object(value: Any, parts: Iterable[bytes]) -> bytes:
 def _dataclass(encoder: Any, value: Any) -> bytes:
     from dataclasses import fields  # on use: it costs a fiftieth of a start
 
+    if not encoder.compares:
+        return encoder.reduced(value)  # type: ignore[no-any-return]
     # Not cached: a class may get other fields, and classes may be equal to each other.
     compared = tuple([f.name for f in fields(value) if f.compare])
     return _object(value, encoder.fields(value, compared))
 
 
 def _attrs(encoder: Any, value: Any) -> bytes:
+    if not encoder.compares:
+        return encoder.reduced(value)  # type: ignore[no-any-return]
     compared = [a for a in value.__attrs_attrs__ if a.eq]
     parts = encoder.fields(value, [a.name for a in compared if a.eq_key is None])
     for field in compared:
@@ -612,6 +616,8 @@ def _pydantic(encoder: Any, value: Any) -> bytes:
         more = getattr(value, extra, None)
         if more:
             names = tuple(sorted({*names, *more}))
+    if not encoder.compares:
+        names = tuple(sorted({*names, *vars(value), "model_fields_set"}))
     return _object(value, encoder.fields(value, names))
 
 
@@ -715,10 +721,10 @@ def _elements(encoder: Any, value: Any) -> list[bytes]:
         texts = [np.format_float_scientific(each + 0) for each in array.ravel()]
         return [b"g", shape, *encoder.items(texts)]
     little = dtype.newbyteorder("<")
-    name = little.str
+    name = little.str if encoder.compares else f"{dtype.str} {array.flags.fnc}"
     if dtype.type.__module__ != "numpy":  # bfloat16: one of several types of two bytes
         name += class_name(dtype.type)
-    return [string(name), shape, _hash_of_elements(array, little)]
+    return [string(name), shape, _hash_of_elements(array, little, signed=not encoder.compares)]
 
 
 def _cells(encoder: Any, cells: list[Any]) -> list[bytes]:
@@ -735,7 +741,7 @@ def _cells(encoder: Any, cells: list[Any]) -> list[bytes]:
     return encoder.items(cells)  # type: ignore[no-any-return]
 
 
-def _hash_of_elements(array: Any, little: Any) -> bytes:
+def _hash_of_elements(array: Any, little: Any, *, signed: bool) -> bytes:
     import numpy as np
 
     contiguous: Any = [["readonly", "contig"]]  # numpy's stubs do not know the second
@@ -754,7 +760,8 @@ def _hash_of_elements(array: Any, little: Any) -> bytes:
         if block.dtype.kind in "fc":
             numbers = block.copy().view(block.real.dtype)
             with np.errstate(invalid="ignore"):
-                numbers += 0  # -0.0 == 0.0
+                if not signed:
+                    numbers += 0  # -0.0 == 0.0
                 unknown = np.isnan(numbers)
             if unknown.any():
                 numbers[unknown] = np.nan
@@ -770,7 +777,8 @@ def _table(encoder: Any, value: Any) -> bytes:
     import pandas as pd
 
     if isinstance(value, pd.Index):
-        return join(b"p", [b"Index", *_labels(encoder, value)])
+        kind = "Index" if encoder.compares else type(value).__name__
+        return join(b"p", [kind.encode(), *_labels(encoder, value)])
     if isinstance(value, pd.Series):
         parts = [encoder.encode(value.name), *_column(encoder, value.array)]
     elif isinstance(value, pd.DataFrame):
@@ -780,6 +788,8 @@ def _table(encoder: Any, value: Any) -> bytes:
                 parts.append(join(b"p", _column(encoder, series.array)))
     else:
         return join(b"p", [b"array", *_column(encoder, value)])
+    if not encoder.compares:
+        parts.append(encoder.encode(value.attrs))
     return join(b"p", [type(value).__name__.encode(), *_labels(encoder, value.index), *parts])
 
 
@@ -805,8 +815,10 @@ def _column(encoder: Any, array: Any) -> list[bytes]:
     return [name, *_elements(encoder, array.to_numpy())]
 
 
-def _timestamp(_: Any, value: Any) -> bytes:
+def _timestamp(encoder: Any, value: Any) -> bytes:
     """Encode a pandas Timestamp; equal ones are the same instant, whatever their unit and zone."""
+    if not encoder.compares:
+        return encoder.reduced(value)  # type: ignore[no-any-return]
     instant = value if value.tzinfo is None else value.tz_convert("UTC")
     return _object(value, [string(instant.isoformat(timespec="nanoseconds"))])
 
@@ -897,6 +909,7 @@ class Encoder:
     """
 
     cycles = again = 0
+    compares = True  # leave out what == leaves out
     atoms: ClassVar = ATOMS
     list_tag = b"l"
     grows = True  # remember long lists, which will be digested again

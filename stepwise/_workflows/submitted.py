@@ -24,18 +24,21 @@ from typing import Any
 from stepwise import errors
 from stepwise._calls.steps import step
 from stepwise._execution.active_run import current_scope
+from stepwise._execution.loadable import Loadable
 from stepwise._execution.outcomes import inputs_in
 from stepwise._identity.identity import random_id
+from stepwise._identity.module_names import file_of
 from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import QUEUE, Bell
-from stepwise._journal.records import RunWait, Suspended
+from stepwise._journal.records import RunFacts, RunWait, Started, Suspended
 from stepwise._runs.messages import refuse_in_branch
 from stepwise._runs.run import Run, current_step
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed, now
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.options import check
+from stepwise._values.codec import JSON
 from stepwise._workflows.begin import (
     WorkflowCall,
     beginning,
@@ -188,6 +191,7 @@ def _append(call: Invocation, seal: Any, epoch: int, due: float, *, limited: boo
             f"recorded arguments: {error}",
             type_name="",
         ) from error
+    _refuse_code_of_script(call, started, bytes(payload), facts)
     store, fsync = call.store, call.fsync
     journal = journals.Journal(store, seal, call.run_id, epoch, fsync=fsync, marks=False)
     if call.explicit:
@@ -200,6 +204,28 @@ def _append(call: Invocation, seal: Any, epoch: int, due: float, *, limited: boo
         (Suspended((*waits,), at=started.at), b""),
         head=facts._replace(status="suspended", waits=(*waits,)),
     )
+
+
+def _refuse_code_of_script(
+    call: Invocation, started: Started, payload: bytes, facts: RunFacts
+) -> None:
+    """Refuse arguments that need code of the submitting script: another process has another one.
+
+    A program without a file, such as a notebook, can begin runs of its own workflows alone.
+    """
+    if b"__main__" not in payload or started.form == JSON:
+        return
+    if call.callee.workflow.function.__module__ == "__main__" and not file_of("__main__"):
+        return
+    seen = Loadable("")
+    seen.look(payload)
+    if seen.of_script:
+        raise errors.NotRecordableError(
+            f"{facts.label}.submit({facts.arguments}): another process begins the run, and lacks "
+            f"{', '.join(seen.of_script)} of this script. Define what the arguments need in a "
+            "module that both import, or give plain data",
+            type_name="",
+        )
 
 
 def _ring(store: Store, seal: Any) -> None:

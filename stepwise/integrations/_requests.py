@@ -141,9 +141,9 @@ class _StreamedUsage:
         body = b"".join(recorded.decompressed(self._response, self._pieces, 1))
         spent = amounts_of_usage(usage_of_request(self._request, self._response, body))
         before, self._counted = self._counted, spent
-        usd, tokens, cached = (now - then for now, then in zip(spent, before, strict=True))
+        usd, tokens, held = (now - then for now, then in zip(spent, before, strict=True))
         if usd > 0 or tokens > 0:
-            more = {"cost_usd": usd, "output_tokens": tokens, "cached_input_tokens": cached}
+            more = {"cost_usd": usd, "output_tokens": tokens, "cached_input_tokens": held}
             _count(self._scope, more)
 
 

@@ -12,6 +12,7 @@ from collections import Counter as Numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from itertools import accumulate
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -23,7 +24,7 @@ from stepwise._runtime.events import listen
 from stepwise._workflows.up import Supervisor
 from stepwise.integrations._supported import require
 from stepwise.stores import Store
-from stepwise.stores._group_commit import observe_writes
+from stepwise.stores._group_commit import WriteTimes, write_times
 
 require("prometheus_client")
 
@@ -34,7 +35,12 @@ from prometheus_client import (  # noqa: E402 -- the line above says what to ins
     Histogram,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric  # noqa: E402
+from prometheus_client.core import (  # noqa: E402
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import ThreadingWSGIServer  # noqa: E402
 from prometheus_client.registry import Collector  # noqa: E402
 
@@ -46,7 +52,6 @@ _ANSWERS = 3.0  # seconds in which a store has to answer
 _LOOKS = 30.0  # seconds in which the loop of a supervisor has to come round
 TEXT = "text/plain; charset=utf-8"
 _STEPS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)  # seconds
-_WRITES = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2, 10)  # seconds
 _MOST = 200  # names of workflows, steps or limits; the others are "other"
 _FRESH = 10.0  # seconds for which the counts of a store are shown again
 _LIMIT = "for the limit "
@@ -69,12 +74,11 @@ class ProcessMetrics:
             "step_duration_seconds", "Steps executed here.", (*step, "status"), buckets=_STEPS
         )
         self._retries = counter("step_retries", "Further attempts of steps that ended.", step)
-        self._answered = counter("steps_answered", "Steps that the journal answered.", step)
+        self._answered = counter(
+            "steps_answered", "Steps that the journal or the cache answered.", step
+        )
         self._doubts = counter("steps_in_doubt", "Side effects that may have happened.", step)
         self._waits = counter("limit_waits", "Calls that got no turn at once.", ("limit",))
-        self.writes = histogram(
-            "store_write_duration_seconds", "Writes of records to a store.", buckets=_WRITES
-        )
         self._known: dict[int, set[tuple[str, ...]]] = {}
 
     def on_event(self, event: Event) -> None:
@@ -112,7 +116,7 @@ def _short(workflow: str) -> str:
 
 
 class StoreCollector(Collector):
-    """The runs of stores by status, and the state of a supervisor.
+    """The runs of stores by status, the writes of this process, and the state of a supervisor.
 
     Each scrape counts at most once in ten seconds.
     """
@@ -128,6 +132,7 @@ class StoreCollector(Collector):
             if time.monotonic() >= self._counted + _FRESH:
                 self._found, self._counted = list(self._of_stores()), time.monotonic()
             yield from self._found
+        yield _of_writes()
         if self._supervisor is not None:
             yield from _of_supervisor(self._supervisor)
 
@@ -144,6 +149,15 @@ class StoreCollector(Collector):
             yield _labelled(GaugeMetricFamily, "stepwise_runs", "status", numbers)
             late = max(each.late for each in found)
             yield GaugeMetricFamily("stepwise_oldest_due_run_age_seconds", "How late.", late)
+
+
+def _of_writes() -> Metric:
+    """Return how long the writes of this process took, since its start."""
+    bounds = (*map(str, WriteTimes.BOUNDS), "+Inf")
+    buckets = [*zip(bounds, accumulate(write_times.counts), strict=True)]
+    name = "stepwise_store_write_duration_seconds"
+    text, took = "Writes of records to a store.", write_times.seconds
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=took)
 
 
 def _of_supervisor(supervisor: Supervisor) -> Iterator[Metric]:
@@ -246,7 +260,6 @@ def pages(
     metrics = ProcessMetrics(registry)
     registry.register(StoreCollector(quick, supervisor))
     listen(metrics.on_event)
-    observe_writes(metrics.writes.observe)
     return {
         "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
         "/healthz": lambda: (200, TEXT, b"alive\n"),

@@ -33,9 +33,11 @@ import sys
 import threading
 import time
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from stepwise._runtime.forks import process_lock
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import RunStopped, StoreError
 from stepwise.stores.base import Batch, Store
@@ -44,6 +46,30 @@ Wanted = tuple[str, int, Batch]  # run id, epoch, batch
 WriteAll = Callable[[Sequence[Wanted]], Sequence[BaseException | None]]
 T = TypeVar("T")
 _NOBODY, _ELSEWHERE = 0, -1  # never identifiers of threads
+
+
+class WriteTimes:
+    """The number of writes of this process, by the time that they took, for its metrics.
+
+    Attributes:
+        counts: the number of writes up to each of ``BOUNDS``, and of those that took longer.
+        seconds: the time of all writes.
+    """
+
+    BOUNDS = 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 10.0
+
+    def __init__(self) -> None:
+        self.counts, self.seconds = [0] * (len(self.BOUNDS) + 1), 0.0
+        self._mutex = process_lock()
+
+    def add(self, seconds: float) -> None:
+        """Count a write, whether or not it succeeded."""
+        with self._mutex:
+            self.counts[bisect_left(self.BOUNDS, seconds)] += 1
+            self.seconds += seconds
+
+
+write_times = WriteTimes()
 
 
 class Chain:
@@ -231,6 +257,7 @@ class Commits:
                 return
 
     def _write_waiting(self) -> None:
+        began = time.perf_counter()
         shares = [share for share in self._waiting if not share.done]
         runs: dict[tuple[str, int], list[Share]] = {}
         for share in shares:
@@ -246,6 +273,7 @@ class Commits:
                 error = error_of(self._store.write, run_id, epoch, _merged(them))
                 for share in them:
                     share.error = error
+        write_times.add(time.perf_counter() - began)
         _end(shares)
 
     def _write_runs(self, write_all: WriteAll, runs: dict[tuple[str, int], list[Share]]) -> None:
@@ -256,23 +284,6 @@ class Commits:
         for them, of_run in zip(runs.values(), errors, strict=True):
             for share in them:
                 share.error = of_run
-
-
-def observe_writes(note: Callable[[float], object]) -> None:
-    """Call a function with the seconds of each write of a group, from now on.
-
-    The class gets another method, so that writes that nobody observes take no longer.
-    """
-    plain = Commits._write_waiting
-
-    def timed(self: Commits) -> None:
-        began = time.perf_counter()
-        try:
-            plain(self)
-        finally:
-            note(time.perf_counter() - began)
-
-    Commits._write_waiting = timed  # type: ignore[method-assign]
 
 
 def refused(where: str) -> StoreError:

@@ -1,17 +1,24 @@
 """``@step(cache=...)``: calls that results of other runs answer."""
 
 import asyncio
+import itertools
+import json
 import math
 import os
 import pathlib
 import sqlite3
 import threading
 import time
-from datetime import timedelta
-from types import SimpleNamespace
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from types import MappingProxyType, SimpleNamespace
 
+import numpy as np
 import pytest
 from harness import python
+from IPython.lib.pretty import pretty
 
 import stepwise
 from stepwise import ConfigurationError, Limit, spend, step, tool, workflow
@@ -71,6 +78,21 @@ class Answer:
         return Answer, (self.text, self.source)
 
 
+MISSING = object()
+
+
+class Ordered(dict):
+    """A dict of one's own."""
+
+
+@dataclass
+class Noted:
+    """Its objects are equal whatever is noted."""
+
+    text: str
+    note: str = field(compare=False)
+
+
 class Lab:
     """A script that is edited and run, each time as a new run."""
 
@@ -121,6 +143,39 @@ def test_another_run_is_answered():
     assert (a.cached["run"], a.cached["usd"], a.attempts, a.result) == ("one", 0.25, 0, ["a"])
     assert (run.spent.usd, run.spent.steps, run.spent.saved_by_cache["tokens"]) == (0, 0, 20)
     assert run.verify().ok
+
+
+def test_an_answer_is_marked_wherever_it_is_shown(place):
+    """Commands, pages, notebooks, tools of coding agents and events say where an answer is from."""
+    from stepwise.mcp._looking import show_step
+
+    @step(cache=DAY)
+    def ask():
+        return "an answer"
+
+    @workflow
+    def flow():
+        return ask()
+
+    events = []
+    flow.options(run_id="one")()
+    end = stepwise.on_event(events.append)
+    flow.options(run_id="two")()
+    end()
+    (said,) = [each for each in events if each.step]
+    assert (said.kind, said.detail) == ("step_answered", "'an answer' · cached from one")
+    run = stepwise.get_run("two")
+    env = {**os.environ, "STEPWISE_STORE": run.store.url}
+
+    def printed(*words):
+        return python("stepwise", *words, env=env).stdout
+
+    commands = ["show", "two"], ["show", "two", "1"], ["show", "two", "--tree"]
+    shown = [*itertools.starmap(printed, commands), printed("export", "two")]
+    shown += [run._repr_html_(), pretty(run), str(run.why())]
+    assert ["cached from one" in text for text in shown] == [True] * len(shown)
+    for facts in (printed("show", "two", "1", "--json"), json.dumps(show_step("two", 1))):
+        assert '"run": "one"' in facts
 
 
 def test_a_resumed_run_needs_no_cache():
@@ -514,7 +569,8 @@ def test_the_environment_that_a_module_reads(lab, name):
 
 
 VALUES = """
-import contextvars, dataclasses, functools, helping, threading, types
+import contextvars, dataclasses, functools, helping, string, textwrap, threading, types
+from textwrap import indent
 V = os.environ.get("V", "1")
 
 def made(value):
@@ -557,9 +613,14 @@ def wrap(function):
 def wrapped():
     return 0
 
+def patch(*_):
+    return V
+
 if V == "2":
+    textwrap.dedent = indent = patch
     patched.__code__ = (lambda: "2").__code__
     helping.Patched.get = lambda self: "2"
+string.digits = V
 noted.value = V
 closed, bound, kept = made(V), Holder(V).get, functools.cache(made(V))
 upper = V.upper
@@ -598,6 +659,9 @@ def flow():
         ("upper()", True),
         ("proxy['v']", True),
         ("helping.Patched().get()", True),
+        ("textwrap.dedent('1')", True),
+        ("indent('1', '')", True),
+        ("string.digits", True),
         ("context.get()", False),
         ("local.v", False),
         ("globals()['V']", False),
@@ -636,11 +700,11 @@ def flow():
 
 
 def test_what_is_equal_and_looks_different():
-    """The order of a dict and the sign of a zero tell calls apart: code sees them."""
+    """What code sees tells calls apart, also where ``==`` does not compare it."""
 
     @step(cache=DAY)
     def text(value):
-        return repr(value)
+        return f"{value!r} {getattr(value, 'flags', '')}"
 
     @workflow
     def flow(values):
@@ -654,9 +718,114 @@ def test_what_is_equal_and_looks_different():
         -0.0,
         0,
         False,
+        Decimal("1.0"),
+        Decimal("1.00"),
+        range(0, 3, 2),
+        range(0, 4, 2),
+        complex(0.0, 0.0),
+        complex(0.0, -0.0),
+        deque([1], maxlen=1),
+        deque([1]),
+        datetime(2026, 1, 1, 12, tzinfo=timezone.utc),
+        datetime(2026, 1, 1, 13, tzinfo=timezone(timedelta(hours=1))),
+        MappingProxyType({"a": 1, "b": 2}),
+        MappingProxyType({"b": 2, "a": 1}),
+        Ordered(b=1, a=2),
+        Ordered(a=2, b=1),
+        Noted("x", "one"),
+        Noted("x", "two"),
+        np.array([0.0]),
+        np.array([-0.0]),
+        np.array([[1, 2], [3, 4]]).T,
+        np.array([[1, 3], [2, 4]]),
     ]
     for turned in (values, values[::-1]):
-        assert flow.options(fresh=True)(turned) == [repr(each) for each in turned]
+        assert flow.options(fresh=True)(turned) == [text.__wrapped__(each) for each in turned]
+
+
+@pytest.mark.filterwarnings("ignore::stepwise.ArgumentMutatedWarning")
+def test_two_names_of_one_object(place):
+    """Which arguments, attributes and variables are one object tells calls apart."""
+
+    @step(cache=DAY)
+    def alike(one, other=MISSING, *, more=()):
+        return [one is other, other is MISSING, *(each is one for each in more)]
+
+    @workflow
+    def flow():
+        one, same = [1], [1]
+        found = [alike(one, one), alike(one, same), alike(same, more=[same, one, same])]
+        return [*found, alike(one, more=[same, one, one]), alike(one, object()), alike(one)]
+
+    told = [[True, False], [False, False], [False, True, True, False, True]]
+    told += [[False, True, False, True, True], [False, False], [False, True]]
+    assert twice(flow)[:2] == (told, told)
+    assert sum(bool(each.cached) for each in stepwise.get_run("two").steps) == 6
+
+
+CLIENTS = """
+import httpx2, openai
+
+def handle(request):
+    return httpx2.Response(200, json=1)
+
+def made(**more):
+    web = httpx2.Client(transport=httpx2.MockTransport(handle))
+    return openai.OpenAI(**{"api_key": "k", "http_client": web, **more})
+
+other = [
+    {},
+    {"organization": "o"},
+    {"api_key": "other"},
+    {"base_url": "https://example.org"},
+    {"default_headers": {"x-id": "2"}},
+    {"http_client": httpx2.Client(transport=httpx2.MockTransport(lambda _: handle(0)))},
+][int(os.environ.get("OTHER", 0))]
+client = made(**other)
+
+@step(cache="dev")
+def of_module():
+    did("of_module")
+    return client.get("/x", cast_to=object)
+
+@step(cache="dev")
+def given(client):
+    did("given")
+    return client.get("/x", cast_to=object)
+
+@workflow
+def flow():
+    return of_module(), given(made(**other))
+"""
+
+
+@pytest.mark.parametrize("other", range(1, 6))
+def test_clients_count_by_all_that_they_hold(lab, other):
+    """Another account, key, address, header or transport of a client is another call."""
+    assert lab.run(CLIENTS)[1] == ["of_module", "given"]
+    assert lab.run(CLIENTS)[1] == []
+    assert lab.run(CLIENTS, OTHER=str(other))[1] == ["of_module", "given"]
+
+
+def test_a_client_that_cannot_be_told(lab):
+    """Calls with a client whose known fields do not tell all of it are made, with a notice."""
+    body = """
+class Model:
+    __module__, __qualname__ = "agents.models.interface", "Model"
+
+    def __init__(self):
+        self.model, self.lock = "m", __import__("threading").Lock()
+
+@step(cache="dev")
+def ask(model):
+    did("ask")
+
+@workflow
+def flow():
+    ask(Model())
+"""
+    assert [lab.run(body)[1], lab.run(body)[1]] == [["ask"], ["ask"]]
+    assert "a Model among its arguments" in lab.said
 
 
 def test_another_secret_is_another_call(place):

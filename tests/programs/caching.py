@@ -11,13 +11,12 @@ from datetime import timedelta
 import stepwise
 from stepwise import Landed, DidNotHappen, step, tool, workflow
 
-sys.left = int(os.environ.get("KILL", 0))  # no variable that a key holds
-
 def did(what):
     with open(os.environ["DID"], "a") as file:
         file.write(what + "\\n")
-    sys.left -= 1
-    if sys.left == 0:
+    left = int(os.environ.get("KILL", 0)) - 1  # the environment is in no key
+    os.environ["KILL"] = str(left)
+    if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 
 def landed(call):

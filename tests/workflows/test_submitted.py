@@ -261,6 +261,88 @@ def test_what_cannot_be_recorded():
     assert stepwise.runs() == []
 
 
+SCRIPT = """
+import enum, functools
+import shop
+from stepwise import NotRecordableError, workflow
+
+class Order:
+    pass
+
+class Size(enum.Enum):
+    SMALL = 1
+
+def price(order):
+    return 1
+
+def made():
+    class Inner:
+        pass
+    unit = 1
+    def inner(order):
+        return unit
+    return inner, Inner
+
+@workflow
+def job(what):
+    return repr(what)
+
+if __name__ == "__main__":
+    inner, Inner = made()
+    for name, what in {
+        "an object": Order(), "a class": [Order], "a member": {"size": Size.SMALL},
+        "a function": price, "a partial": functools.partial(price, 1), "a lambda": [lambda: 1],
+        "a closure": inner, "a local class": Inner,
+    }.items():
+        for each in (job, shop.job):
+            try:
+                each.submit(what)
+                print("recorded:", name)
+            except NotRecordableError as error:
+                assert "lacks " in str(error), error
+    for what in ("__main__", shop.sold, shop.made(2), shop.Good()):
+        shop.job.submit(what)
+"""
+SHOP = """
+from stepwise import workflow
+
+def made(unit):
+    return lambda: unit
+
+def sold():
+    pass
+
+class Good:
+    pass
+
+@workflow
+def job(what):
+    return repr(what)
+"""
+
+
+def test_code_of_the_script_is_refused(tmp_path):
+    """An argument that needs a definition of the submitting script is refused, not left by up."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "shop.py").write_text(SHOP)
+    said = python("script.py", cwd=tmp_path)
+    assert (said.returncode, said.stdout) == (0, ""), said.stderr
+    assert len(stepwise.runs()) == 4
+    assert python("stepwise", "up", "--once", "shop", cwd=tmp_path).returncode == 0
+    assert {run.status for run in stepwise.runs()} == {"completed"}
+
+
+def test_a_program_without_a_file_begins_its_own_runs():
+    """A notebook or a program on stdin submits what only it can begin, with its own classes."""
+    said = python(
+        "-c",
+        "import stepwise\nfrom stepwise import workflow\nclass Order: pass\n"
+        "@workflow\ndef job(what): return 7\njob.submit(Order(), run_id='r')\n"
+        "print([each.result() for each in stepwise.recover(job)])",
+    )
+    assert said.stdout == "[7]\n", said.stderr
+
+
 def test_a_generator_is_refused():
     """Nothing would consume the items of a generator."""
     with pytest.raises(stepwise.ConfigurationError, match="generator"):
