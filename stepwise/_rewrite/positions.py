@@ -254,10 +254,9 @@ class _Texts:
 
     def __init__(self, node: FunctionNode) -> None:
         self.node = node
-        # Keys are ids of nodes: the nodes live as long as the function's tree.
-        self.wholes: dict[int, str] = {}
-        self.heads: dict[int, str] = {}
-        self.opened: dict[int, bool] = {}
+        self.whole = functools.cache(_canonical)  # the text of a node with everything inside it
+        self.head = functools.cache(_head)
+        self.opens = functools.cache(opens)
 
     def fingerprint(self, position: str, entered: frozenset[str]) -> str | None:
         """Return the digest that ``prefix_fingerprint`` describes."""
@@ -283,31 +282,13 @@ class _Texts:
             parts.append(self.taken(here, prefix, entered))
         return _digest(parts)
 
-    def whole(self, node: ast.AST) -> str:
-        """Return the text of a node with everything inside it."""
-        if id(node) not in self.wholes:
-            self.wholes[id(node)] = _canonical(node)
-        return self.wholes[id(node)]
-
-    def head(self, node: ast.AST) -> str:
-        """Return the text of a compound statement without its blocks."""
-        if id(node) not in self.heads:
-            self.heads[id(node)] = _head(node)
-        return self.heads[id(node)]
-
-    def opens(self, node: ast.stmt) -> bool:
-        """Return whether the statement is executed piece by piece."""
-        if id(node) not in self.opened:
-            self.opened[id(node)] = opens(node)
-        return self.opened[id(node)]
-
     def taken(self, node: Any, path: str, entered: frozenset[str]) -> str:
         """Return the text of a statement without the branches that were not entered.
 
         Entered branches are known only for statements that are executed piece by piece; other
         statements count whole.
         """
-        if not self.opens(node):
+        if not self.opens(node):  # it is executed as one piece
             return self.whole(node)
         parts = [self.head(node)]
         for block in _BLOCKS:

@@ -312,21 +312,18 @@ class _Rewriter:
         body = [front, *body, reset()]
         return scope.placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], node)
 
-    def open_if(self, node: ast.If, path: str, around: _Around) -> list[ast.stmt]:
+    def open_if(self, node: ast.If | ast.While, path: str, around: _Around) -> list[ast.stmt]:
         enter = calls(node.test)
-        body = self.branch(node.body, f"{path}.body", around, enter=enter)
+        if isinstance(node, ast.While):
+            body = self.body(node, path, around, enter=enter)
+        else:
+            body = self.branch(node.body, f"{path}.body", around, enter=enter)
         node.test = when_resuming(target(ast.LtE(), self.last()), node.test)
         orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
         node.body, node.orelse = body, orelse
         return [node]
 
-    def open_while(self, node: ast.While, path: str, around: _Around) -> list[ast.stmt]:
-        enter = calls(node.test)
-        body = self.body(node, path, around, enter=enter)
-        node.test = when_resuming(target(ast.LtE(), self.last()), node.test)
-        orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
-        node.body, node.orelse = body, orelse
-        return [node]
+    open_while = open_if
 
     def open_for(self, node: ast.For | ast.AsyncFor, path: str, around: _Around) -> list[ast.stmt]:
         waits = "a" if isinstance(node, ast.AsyncFor) else ""

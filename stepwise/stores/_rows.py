@@ -503,11 +503,7 @@ class Rows:
     def flush(self) -> None:
         """Make commits durable that did not wait for the disk."""
         with contextlib.suppress(FileNotFoundError):  # SQLite has moved the whole log, durably
-            descriptor = os.open(f"{self._file}-wal", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(f"{self._file}-wal")
             sync(os.path.dirname(self._file))  # the log file's name may not be on the disk yet
 
     def free(self) -> int:
