@@ -172,11 +172,7 @@ def digest_of(data: Any) -> bytes:
 # -- contents that are read as a whole -----------------------------------------------------------
 
 
-def _refill_bytes(live: bytearray, content: bytes) -> None:
-    live[:] = content
-
-
-def _refill_array(live: Any, content: Any) -> None:
+def _refill(live: Any, content: Any) -> None:
     live[:] = content
 
 
@@ -188,9 +184,7 @@ def _refill_text(live: Any, content: tuple[int, Any]) -> None:
     live.seek(place)
 
 
-_BYTES = Whole(
-    bytes, _refill_bytes, len, lambda live, before: bytearray.__eq__(live, before) is True
-)
+_BYTES = Whole(bytes, _refill, len, lambda live, before: bytearray.__eq__(live, before) is True)
 _FILE = Whole(lambda each: (each.tell(), each.getvalue()), _refill_text)
 
 
@@ -211,7 +205,7 @@ def _of_array(cls: Any) -> Whole | None:
     if not issubclass(cls, arrays.array):
         return None
     return Whole(
-        lambda each: arrays.array(each.typecode, each), _refill_array, lambda each: 8 * len(each)
+        lambda each: arrays.array(each.typecode, each), _refill, lambda each: 8 * len(each)
     )
 
 

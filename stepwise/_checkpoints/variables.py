@@ -43,7 +43,7 @@ from stepwise._checkpoints.references import Reader
 from stepwise._checkpoints.resources import made_by
 from stepwise._identity.clients import has_key
 from stepwise._values import preview
-from stepwise._values.codec import PROTOCOL, Reducers, dump
+from stepwise._values.codec import PROTOCOL, Reducers, dump, pickles
 from stepwise._values.preview import error_text
 from stepwise._values.reducers import is_synchronizer, put_state, state_of, synchronizer_form
 from stepwise._values.trees import ITERATORS, attributes, by_name, few
@@ -176,7 +176,7 @@ class FrameReducers(Reducers):
         is_given = given is not None and given.has(obj)
         if form is None and not is_given and not isinstance(obj, (type, types.ModuleType)):
             name = self.global_name(obj)
-            if name is not None and not _pickles(obj):
+            if name is not None and not pickles(obj):
                 form = _global, (name,)
         if form is None and (has_key(cls) or cls.__name__ == "MissingClient"):
             clients = self.around.clients
@@ -241,16 +241,6 @@ class FrameReducers(Reducers):
             namespace = self.around.namespace
             self.globals = {id(value): name for name, value in namespace.items()}
         return self.globals.get(id(obj))
-
-
-def _pickles(obj: object) -> bool:
-    try:
-        dump(obj, Reducers())
-    except MemoryError:
-        raise
-    except Exception:
-        return False
-    return True
 
 
 def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:

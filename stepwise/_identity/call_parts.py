@@ -459,8 +459,7 @@ class CallParts(Parts):
 
     def of_instance_of(self, module: str) -> bool:
         """Return whether the instance's class is defined in a module of this name."""
-        cls = self._instance if isinstance(self._instance, type) else type(self._instance)
-        return self._instance is not None and cls.__module__ == module
+        return self._instance is not None and _class(self._instance).__module__ == module
 
     def of_child(self) -> list[str]:
         """Return the digests of a call of a child workflow; see :meth:`digests` for their order."""

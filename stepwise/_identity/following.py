@@ -68,25 +68,19 @@ def version_of(function: Any, source: Source | None = None, *, is_tool: bool = F
     if "-packages" in code.co_filename or is_ours(code.co_filename):
         return UNKNOWN
     with _reading:
-        return _version_of(inner, bound, source, is_tool=is_tool)
-
-
-def _version_of(
-    inner: types.FunctionType, bound: str, source: Source | None, *, is_tool: bool
-) -> Version:
-    followed = _followed(inner, source, is_tool=is_tool)
-    if followed is None:
-        running = "code of Python {}.{}".format(*sys.version_info)
-        return _version({running: [shape_digest(inner), bound]})
-    follower, reading = followed
-    parts = follower.texts
-    if bound:
-        parts["bound arguments"] = [bound]
-    if hasattr(reading.node, "name"):
-        parts["signature"] = [reading.signature(annotations=is_tool)]
-    if inner.__doc__ and (is_tool or "__doc__" in reading.attributes):
-        parts["docstring"] = [inspect.cleandoc(inner.__doc__)]
-    return _version(parts, {} if bound or follower.values else follower.files)
+        followed = _followed(inner, source, is_tool=is_tool)
+        if followed is None:
+            running = "code of Python {}.{}".format(*sys.version_info)
+            return _version({running: [shape_digest(inner), bound]})
+        follower, reading = followed
+        parts = follower.texts
+        if bound:
+            parts["bound arguments"] = [bound]
+        if hasattr(reading.node, "name"):
+            parts["signature"] = [reading.signature(annotations=is_tool)]
+        if inner.__doc__ and (is_tool or "__doc__" in reading.attributes):
+            parts["docstring"] = [inspect.cleandoc(inner.__doc__)]
+        return _version(parts, {} if bound or follower.values else follower.files)
 
 
 def _followed(
@@ -115,7 +109,8 @@ def versions_of(classes: Iterable[type]) -> dict[str, str]:
             continue
         follower = _Follower(module)
         with _reading:
-            follower.follow_class(cls.__qualname__)
+            follower._follow(cls.__qualname__, module, (), {})
+            follower._follow_members()
         found[f"{cls.__module__}.{cls.__qualname__}"] = _version(follower.texts).id
     return found
 
@@ -441,8 +436,8 @@ class _Follower:
         own = getattr(node, "name", "")
         self._met.add((id(node), self._label(own, self._home)))
         reading = self._read("body", self._home, node, around, own=own)
-        if is_tool:
-            self._annotations(reading, around)
+        for chain in reading.annotated if is_tool else ():
+            self._follow(chain, self._home, around, reading.imports)
         self.values = bool(function.__closure__)
         for cell in function.__closure__ or ():
             try:
@@ -452,15 +447,6 @@ class _Follower:
                 continue  # a cell without a value yet
         self._follow_members()
         return reading
-
-    def follow_class(self, name: str) -> None:
-        """Follow a class of the module that is constructed."""
-        self._follow(name, self._home, (), {})
-        self._follow_members()
-
-    def _annotations(self, reading: CodeRead, around: tuple[Definition, ...]) -> None:
-        for chain in reading.annotated:
-            self._follow(chain, self._home, around, reading.imports)
 
     def _read(
         self,
@@ -574,12 +560,9 @@ class _Follower:
             self._assigned(vars(sys.modules[name]), way[0])
         if module is not None and not annotated and (not way or way[0] not in module.namespace):
             _unread.add(origin_text)  # a module as a value, or what it makes or imports on use
-        further = (
-            self._follow(".".join(way), module, (), {}, annotated=annotated)
-            if (module is not None and way)
-            else []
-        )
-        return [origin_text, *further]
+        if module is None or not way:
+            return [origin_text]
+        return [origin_text, *self._follow(".".join(way), module, (), {}, annotated=annotated)]
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -606,11 +589,9 @@ class _Follower:
         self.values = self.values or value is not _MISSING
         stars = module.bindings.get("*", [])
         for each in reversed(stars):
-            other = (
-                _imported_module(_absolute(imported(each)["*"], module))
-                if isinstance(each, IMPORTS)
-                else None
-            )
+            if not isinstance(each, IMPORTS):
+                continue
+            other = _imported_module(_absolute(imported(each)["*"], module))
             if other is not None and name in other.namespace:
                 chain = ".".join([name, *rest])
                 is_new = self._once(each, f"{chain} {annotated}")

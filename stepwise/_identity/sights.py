@@ -271,19 +271,14 @@ def _contents(node: Any) -> Mapping[Any, Any]:
 def _taken_apart(node: Any) -> tuple[dict[Any, Any], dict[Any, Any] | None]:
     """Return the contents of a node, and the part of them that counts; ``None`` if unknown."""
     try:
-        return dict(_contents(node)), _held_by(node)
+        held = dict(_contents(node))
+        if type(node) in _CONTAINERS:
+            named = type(node) is not dict or all(map(_is_name, node))
+            return held, held if named and 0 < len(node) <= _FEW_ITEMS else None
+        names = _names(node, held)
+        return held, None if names is None else {k: v for k, v in held.items() if k in names}
     except Exception:  # a user's object may raise, or change in another thread
         return {}, None
-
-
-def _held_by(node: Any) -> dict[Any, Any] | None:
-    """Return the contents of a node that count, by name, index or key; ``None`` if unknown."""
-    held = _contents(node)
-    if type(node) in _CONTAINERS:
-        fits = 0 < len(node) <= _FEW_ITEMS and (type(node) is not dict or all(map(_is_name, node)))
-        return dict(held) if fits else None
-    names = _names(node, held)
-    return None if names is None else {k: v for k, v in held.items() if k in names}
 
 
 def _names(node: Any, held: Mapping[str, Any]) -> Collection[str] | None:

@@ -527,6 +527,30 @@ def _always(*_: str) -> bool:
     return True
 
 
+class _Index:
+    """Recorded calls by a key, those of one key in the order in which they were added.
+
+    Ordered dicts, not lists or dicts: removing the first of many equal calls takes constant time.
+    """
+
+    def __init__(self, key: Callable[[Call], tuple[Any, ...]]) -> None:
+        self._key = key
+        self._numbers: dict[tuple[Any, ...], OrderedDict[int, None]] = {}
+
+    def add(self, call: Call) -> None:
+        self._numbers.setdefault(self._key(call), OrderedDict())[call.number] = None
+
+    def remove(self, call: Call) -> None:
+        self._numbers.get(self._key(call), _NO_NUMBERS).pop(call.number, None)
+
+    def at(self, *key: Any) -> Collection[int]:
+        """Return the numbers of the calls with a key."""
+        return self._numbers.get(key, _NO_NUMBERS)
+
+
+_NO_NUMBERS: OrderedDict[int, None] = OrderedDict()
+
+
 class Pool:
     """The recorded calls of a run that no call of this attempt has used yet.
 
@@ -561,17 +585,15 @@ class Pool:
             self._state.update((owner(whose, parts, part), part) for part in made.state)
         self.rulings = calls.rulings
         self._unused = calls.known
-        # Ordered dicts, not lists or dicts: removing the first of many equal calls takes constant
-        # time.
-        self._by_key: dict[tuple[str, str], OrderedDict[int, None]] = {}
-        self._by_ordinal: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
-        self._by_turn: dict[tuple[str, str, int], OrderedDict[int, None]] = {}
-        self._by_name: dict[str, set[int]] = {}
-        self._effects: set[int] = set()
+        self._by_key = _Index(lambda call: (call.name, call.digest))
+        self._by_ordinal = _Index(lambda call: (call.name, call.digest, call.ordinal))
+        self._by_turn = _Index(lambda call: (call.name, call.branch, call.ordinal))
+        self._by_name = _Index(lambda call: (call.name,))
+        self._by_effect = _Index(lambda call: (call.effect,))
         # Plain calls by the code of their function and their arguments; built on first use.
-        self._by_code: dict[tuple[str, str], OrderedDict[int, None]] | None = None
+        self._by_code: _Index | None = None
         # By all arguments, including defaults, for calls whose default has changed since.
-        self._by_arguments: dict[str, dict[Any, OrderedDict[int, None]]] = {}
+        self._by_arguments: dict[str, _Index] = {}
         self.highest = 0  # serial number of a subject, or of an object without a digest
         self._made: dict[tuple[str, str], list[Call]] = {}  # by name and digest
         self._covered: dict[int, int] = {}
@@ -622,7 +644,7 @@ class Pool:
 
     def holds(self, name: str, digest: str) -> bool:
         """Return whether a call of this name with these arguments is unused."""
-        return bool(self._by_key.get((name, digest)))
+        return bool(self._by_key.at(name, digest))
 
     def get(self, number: int) -> RecordedCall | None:
         """Return the recorded call of that number while it is unused, else None."""
@@ -630,22 +652,19 @@ class Pool:
 
     def _index(self, recorded: RecordedCall) -> None:
         call = recorded.call
-        for index, key in self._keys(call):
-            index.setdefault(key, OrderedDict())[call.number] = None
-        self._by_name.setdefault(call.name, set()).add(call.number)
-        if call.effect:
-            self._effects.add(call.number)
         self._by_arguments.pop(call.name, None)
         self._by_code = None
+        for index in self._indices(call):
+            index.add(call)
         outcome = recorded.outcome
         if outcome is not None and recorded.answers:
             for inner in outcome.inner:
                 self._covered[inner] = call.number
 
-    def _keys(self, call: Call) -> Iterator[tuple[dict[Any, OrderedDict[int, None]], Any]]:
-        yield self._by_key, (call.name, call.digest)
-        yield self._by_ordinal, (call.name, call.digest, call.ordinal)
-        yield self._by_turn, (call.name, call.branch, call.ordinal)
+    def _indices(self, call: Call) -> Iterator[_Index]:
+        """Yield the indices that exist and may hold a call."""
+        yield from (self._by_key, self._by_ordinal, self._by_turn, self._by_name, self._by_effect)
+        yield from filter(None, (self._by_code, self._by_arguments.get(call.name)))
 
     # -- matching --------------------------------------------------------------------------------
 
@@ -716,7 +735,7 @@ class Pool:
         if ruled.same:
             recorded = self._unused.get(ruled.steps[0])
         else:
-            named = (self._unused[number] for number in self._by_name.get(call.name, ()))
+            named = (self._unused[number] for number in self._by_name.at(call.name))
             recorded = made_since(said, ruled.call, named)
             if recorded is None:
                 known = [self._unused[n] for n in ruled.steps if n in self._unused]
@@ -764,21 +783,17 @@ class Pool:
 
     def _equal(self, call: Call) -> Iterator[int]:
         """Yield the recorded calls with the same arguments, calls of the same ordinal first."""
-        yield from self._by_ordinal.get((call.name, call.digest, call.ordinal), ())
-        yield from self._by_key.get((call.name, call.digest), ())
-        arguments = _arguments(call)
-        if call.parts and call.name in self._by_name:
-            if call.name not in self._by_arguments:
-                self._index_arguments(call.name)
-            for number in self._by_arguments[call.name].get(arguments, ()):
+        yield from self._by_ordinal.at(call.name, call.digest, call.ordinal)
+        yield from self._by_key.at(call.name, call.digest)
+        if call.parts and self._by_name.at(call.name):
+            index = self._by_arguments.get(call.name)
+            if index is None:
+                index = self._by_arguments[call.name] = _Index(_arguments)
+                for number in sorted(self._by_name.at(call.name)):
+                    index.add(self._unused[number].call)
+            for number in index.at(*_arguments(call)):
                 if self._unused[number].call.digest != call.digest:
                     yield number
-
-    def _index_arguments(self, name: str) -> None:
-        index = self._by_arguments[name] = {}
-        for number in sorted(self._by_name[name]):
-            arguments = _arguments(self._unused[number].call)
-            index.setdefault(arguments, OrderedDict())[number] = None
 
     def _under_its_old_name(self, call: Call, caller: AnyCaller) -> RecordedCall | None:
         """Return the record of this plain call by a function that has been renamed since.
@@ -786,13 +801,11 @@ class Pool:
         The body of that function was equal except for the name, and the function no longer exists.
         """
         if self._by_code is None:
-            self._by_code = {}
-            for number, recorded in self._unused.items():
-                other = recorded.call
-                if other.code and not other.effect and recorded.answers:
-                    found = self._by_code.setdefault((other.code, other.digest), OrderedDict())
-                    found[number] = None
-        for number in self._by_code.get((call.code, call.digest), ()):
+            self._by_code = _Index(lambda call: (call.code, call.digest))
+            for recorded in self._unused.values():
+                if recorded.call.code and not recorded.call.effect and recorded.answers:
+                    self._by_code.add(recorded.call)
+        for number in self._by_code.at(call.code, call.digest):
             recorded = self._unused[number]
             if (
                 self.is_gone(recorded.call, call)
@@ -862,7 +875,7 @@ class Pool:
         have been renamed.
         """
         found = []
-        for number in sorted(self._effects):
+        for number in sorted(self._by_effect.at(True)):
             recorded = self._unused[number]
             other = recorded.call
             if other.name == call.name:
@@ -915,7 +928,7 @@ class Pool:
 
     def instead(self, call: Call) -> int:
         """Return the number of the unused record of this turn, which differs; 0 if missing."""
-        numbers = self._by_turn.get((call.name, call.branch, call.ordinal), ())
+        numbers = self._by_turn.at(call.name, call.branch, call.ordinal)
         return next((each for each in numbers if each not in self._covered), 0)
 
     def _is_owned(self, recorded: Call, call: Call) -> bool:
@@ -956,16 +969,8 @@ class Pool:
         self._covered.pop(number, None)
         self._owners.pop(number, None)
         if recorded is not None:
-            call = recorded.call
-            for index, key in self._keys(call):
-                del index[key][number]
-            self._by_name[call.name].discard(number)
-            self._effects.discard(number)
-            if self._by_code is not None:
-                self._by_code.get((call.code, call.digest), OrderedDict()).pop(number, None)
-            arguments = self._by_arguments.get(call.name)
-            if arguments is not None:
-                arguments.get(_arguments(call), OrderedDict()).pop(number, None)
+            for index in self._indices(recorded.call):
+                index.remove(recorded.call)
         return recorded
 
 

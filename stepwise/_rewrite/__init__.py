@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from stepwise._rewrite.ahead import Ahead
 from stepwise._rewrite.bound_once import Made
-from stepwise._rewrite.build import Rewritten, UnsupportedError, build, rewrite
+from stepwise._rewrite.build import UnsupportedError, build, rewrite
 from stepwise._rewrite.frame import Frame, pending
 from stepwise._rewrite.positions import (
     Place,
@@ -58,7 +58,7 @@ from stepwise._rewrite.positions import (
 )
 from stepwise._rewrite.scope import visited_in
 from stepwise._rewrite.source import FunctionNode, Source, capture
-from stepwise._rewrite.transform import Point
+from stepwise._rewrite.transform import Point, Rewritten
 
 __all__ = [
     "Ahead",

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stepwise._rewrite import scope as scopes
-from stepwise._rewrite.bound_once import Made, made_by_calls
 from stepwise._rewrite.frame import enter, visible
 from stepwise._rewrite.positions import yields
-from stepwise._rewrite.source import FunctionNode, Source, capture, walk
-from stepwise._rewrite.transform import Transformed, announce, ask, transform
+from stepwise._rewrite.source import FunctionNode, Source, capture
+from stepwise._rewrite.transform import Rewritten, announce, ask, transform
 
 _FUTURE_FLAGS = sum(getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
 _FACTORY, _SELF = "@factory", "@self"
@@ -26,43 +25,6 @@ _FACTORY, _SELF = "@factory", "@self"
 
 class UnsupportedError(Exception):
     """The function cannot be rewritten; the message says why."""
-
-
-class Rewritten:
-    """A function that can be entered at its points, and the facts about them.
-
-    Attributes:
-        assigned: the globals that the function or a function inside it declares.
-        stored: the attributes of variables that the function assigns, as ``self.name``.
-        variables: the function's own variables, and the variables of enclosing functions that it
-            names.
-    """
-
-    def __init__(
-        self,
-        function: types.FunctionType,
-        changed: Transformed,
-        made: dict[str, Made],
-        assigned: frozenset[str],
-        stored: frozenset[str],
-        variables: frozenset[str],
-    ) -> None:
-        self.function = function
-        self.points = changed.points
-        self.blocks = changed.blocks
-        self.withs = changed.withs
-        self.loops = changed.loops
-        self.ahead = changed.ahead
-        self.heads = changed.heads
-        self.files = changed.files
-        self.made = made
-        self.assigned = assigned
-        self.stored = stored
-        self.variables = variables
-
-    def number(self, position: str) -> int | None:
-        """Return the number of the point at a structural position, or ``None`` if there is none."""
-        return next((n for n, point in self.points.items() if point.position == position), None)
 
 
 def rewrite(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,19 +78,17 @@ def build(
             scopes.hide_names(plain)
             scopes.hide_names(resumable)
         scopes.hoist(plain)
-        globals_ = [each for each in walk(resumable) if isinstance(each, ast.Global)]
-        assigned = frozenset(name for each in globals_ for name in each.names)
-        stored = scopes.attributes_stored(resumable)
-        made = made_by_calls(resumable)
-        changed = transform(resumable)
+        facts = Rewritten(function, resumable)
+        declarations, resumed = transform(resumable, facts)
         head: ast.AST = plain.body[0]
         if debugged:
             one_line = plain.body[0].lineno == resumable.lineno
             head = ast.copy_location(ast.Pass(), resumable)
             ast.increment_lineno(head, one_line)  # no line of a statement: see announce
-            announce(changed.body, head)
+            announce(resumed, head)
         alone = _alone(source, function)
-        code = _compile(plain, _body(changed, plain, head, alone, made), function)
+        body = [*declarations, *_body(facts, plain, resumed, head, alone)]
+        code = _compile(plain, body, function)
     except RecursionError as error:
         raise UnsupportedError("its statements or expressions are nested too deeply") from error
     _check_same(original, code, plain.body[0].lineno)
@@ -142,8 +102,9 @@ def build(
         tuple(cells[name] for name in code.co_freevars),
     )
     _dress(rewritten, function)
-    variables = frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars))
-    return Rewritten(rewritten, changed, made, assigned, stored, variables)
+    facts.function = rewritten
+    facts.variables = frozenset((*alone.co_varnames, *alone.co_cellvars, *original.co_freevars))
+    return facts
 
 
 def _dress(rewritten: types.FunctionType, function: types.FunctionType) -> None:
@@ -189,45 +150,44 @@ def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
 
 
 def _body(
-    changed: Transformed,
+    facts: Rewritten,
     plain: FunctionNode,
+    resumed: list[ast.stmt],
     head: ast.AST,
     code: types.CodeType,
-    made: dict[str, Made],
 ) -> list[ast.stmt]:
     """Return a body that holds the plain body and the resumable body side by side.
 
     Args:
         head: the node whose line the added statements take.
-        made: variables that a resume may make again.
         code: the code whose local variables are the function's own.
     """
     names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
     frame = ast.Name(scopes.FRAME, ast.Load())
     captured = [_captured(code.co_cellvars)] if code.co_cellvars else []
-    begin = ask("begin", ast.Constant(len(changed.points)), *captured)
+    begin = ask("begin", ast.Constant(len(facts.points)), *captured)
     arguments = set(names[: code.co_argcount + code.co_kwonlyargcount + _stars(code)])
     restore: list[ast.stmt] = [
         _assign(scopes.VALUES, ast.Attribute(frame, "values", ast.Load())),
-        *(_restore(name, name in arguments) for name in [*names, *changed.loops]),
+        *(_restore(name, name in arguments) for name in [*names, *facts.loops]),
         _assign(scopes.VALUES, ast.Constant(None)),
         *(
             ast.If(ask("remakes", ast.Constant(name)), [copy.deepcopy(each.statement)], [])
-            for name, each in made.items()
+            for name, each in facts.made.items()
         ),
     ]
     resumable: list[ast.stmt] = [
         _assign(scopes.TARGET, begin),
         _assign(scopes.ASKS, ast.Attribute(frame, "asks", ast.Load())),
         ast.If(test=ast.Name(scopes.TARGET, ast.Load()), body=restore, orelse=[]),
-        *changed.body,
+        *resumed,
     ]
     is_plain = ast.Compare(frame, [ast.Is()], [ast.Constant(None)])
     choose: list[ast.stmt] = [
         _assign(scopes.FRAME, ast.Call(ast.Name(scopes.ENTER, ast.Load()), [], [])),
         ast.If(test=is_plain, body=plain.body, orelse=resumable),
     ]
-    return [*changed.declarations, *scopes.placed(choose, head)]
+    return scopes.placed(choose, head)
 
 
 def _stars(code: types.CodeType) -> int:

@@ -116,10 +116,8 @@ def _places(parent: ast.AST, prefix: str, *, in_loop: bool) -> Iterator[Place]:
                 repeats = isinstance(node, ast.While) or any(
                     isinstance(each, _REPEATING) for each in _heads(node)
                 )
-                decorators = getattr(node, "decorator_list", ())
-                line = min([node.lineno, *(each.lineno for each in decorators)])
                 end = node.end_lineno or node.lineno
-                yield Place(path, line, end, once=not in_loop and not repeats)
+                yield Place(path, first_line(node), end, once=not in_loop and not repeats)
             if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
                 yield from _places(node, f"{path}.", in_loop=in_loop or isinstance(node, _LOOPS))
 
@@ -251,21 +249,14 @@ def _digest(parts: list[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def _split(path: str) -> Iterator[tuple[str, int | None]]:
-    for part in path.split("."):
-        block, bracket, index = part.partition("[")
-        yield block, int(index[:-1]) if bracket else None
-
-
 class _Texts:
     """Cache of the canonical texts in a function, since every checkpoint needs a fingerprint."""
 
     def __init__(self, node: FunctionNode) -> None:
         self.node = node
-        # Keys are ids of nodes: the nodes live as long as the function's tree.
-        self.wholes: dict[int, str] = {}
-        self.heads: dict[int, str] = {}
-        self.opened: dict[int, bool] = {}
+        self.whole = functools.cache(_canonical)  # the text of a node with everything inside it
+        self.head = functools.cache(_head)
+        self.opens = functools.cache(opens)
 
     def fingerprint(self, position: str, entered: frozenset[str]) -> str | None:
         """Return the digest that ``prefix_fingerprint`` describes."""
@@ -273,7 +264,9 @@ class _Texts:
         parts = [self.whole(self.node.args)]
         here: Any = self.node
         prefix = ""
-        for block, index in _split(path):
+        for part in path.split("."):
+            block, bracket, number = part.partition("[")
+            index = int(number[:-1]) if bracket else None
             stmts = getattr(here, block, None)
             if not isinstance(stmts, list) or (index is not None and index >= len(stmts)):
                 return None
@@ -289,31 +282,13 @@ class _Texts:
             parts.append(self.taken(here, prefix, entered))
         return _digest(parts)
 
-    def whole(self, node: ast.AST) -> str:
-        """Return the text of a node with everything inside it."""
-        if id(node) not in self.wholes:
-            self.wholes[id(node)] = _canonical(node)
-        return self.wholes[id(node)]
-
-    def head(self, node: ast.AST) -> str:
-        """Return the text of a compound statement without its blocks."""
-        if id(node) not in self.heads:
-            self.heads[id(node)] = _head(node)
-        return self.heads[id(node)]
-
-    def opens(self, node: ast.stmt) -> bool:
-        """Return whether the statement is executed piece by piece."""
-        if id(node) not in self.opened:
-            self.opened[id(node)] = opens(node)
-        return self.opened[id(node)]
-
     def taken(self, node: Any, path: str, entered: frozenset[str]) -> str:
         """Return the text of a statement without the branches that were not entered.
 
         Entered branches are known only for statements that are executed piece by piece; other
         statements count whole.
         """
-        if not self.opens(node):
+        if not self.opens(node):  # it is executed as one piece
             return self.whole(node)
         parts = [self.head(node)]
         for block in _BLOCKS:
@@ -363,23 +338,22 @@ def following_line(node: FunctionNode, position: str) -> int | None:
     Args:
         position: ``after PATH`` or ``enter PATH``; see ``transform``.
     """
-    kind, _, path = position.partition(" ")
-    found = _way_to(node, path)
+    found = _way_to(node, position)
     if found is None:
         return None
-    here, around = found
+    kind, here, around = found
     if kind == "enter":
-        return _line(here)
+        return first_line(here)
     for parent, block, index in reversed(around):
         items = getattr(parent, block)
         if block not in ("cases", "handlers") and index + 1 < len(items):
-            return _line(items[index + 1])
+            return first_line(items[index + 1])
         if isinstance(parent, _LOOPS) and block == "body":
-            return _line(parent)
+            return first_line(parent)
         if isinstance(parent, TRIES) and block != "finalbody":
             rest = [*(parent.orelse if block == "body" else ()), *parent.finalbody]  # type: ignore[attr-defined]
             if rest:
-                return _line(rest[0])
+                return first_line(rest[0])
     return None
 
 
@@ -391,11 +365,10 @@ def statement_lines(node: FunctionNode, position: str) -> tuple[int, int] | None
     Args:
         position: ``after PATH`` or ``enter PATH``; see ``transform``.
     """
-    kind, _, path = position.partition(" ")
-    found = _way_to(node, path)
+    found = _way_to(node, position)
     if found is None:
         return None
-    here, around = found
+    kind, here, around = found
     if kind == "enter":
         here = around[-1][0]
     return here.lineno, _end_of_head(here)
@@ -444,8 +417,14 @@ def loop_around(node: FunctionNode, *lines: int) -> tuple[int, int] | None:
     return max((s for s in spans if all(s[0] <= line <= s[1] for line in lines)), default=None)
 
 
-def _way_to(node: FunctionNode, path: str) -> tuple[Any, list[tuple[Any, str, int]]] | None:
-    """Return the node at a path, and the way to it: each statement, its block, the index there."""
+def _way_to(
+    node: FunctionNode, position: str
+) -> tuple[str, Any, list[tuple[Any, str, int]]] | None:
+    """Return the kind of a position, its node, and the way to the node.
+
+    The way consists of each statement, its block and the index there.
+    """
+    kind, _, path = position.partition(" ")
     around: list[tuple[Any, str, int]] = []
     here: Any = node
     for part in path.split("."):
@@ -456,12 +435,13 @@ def _way_to(node: FunctionNode, path: str) -> tuple[Any, list[tuple[Any, str, in
             return None
         around.append((here, block, number))
         here = items[number]
-    return here, around
+    return kind, here, around
 
 
-def _line(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(each.lineno for each in decorators)])
+def first_line(node: Any) -> int:
+    """Return the first line of a node, decorators included; 0 for a node without a line."""
+    lines: list[int] = [each.lineno for each in getattr(node, "decorator_list", ())]
+    return min([getattr(node, "lineno", 0), *lines])
 
 
 def function_like(

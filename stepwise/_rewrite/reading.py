@@ -11,7 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from stepwise._rewrite.positions import f_string_parts
+from stepwise._rewrite.positions import f_string_parts, first_line
 from stepwise._rewrite.source import children, walk
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -397,7 +397,7 @@ def definition_at(
     while block:
         inside: list[Any] = []
         for node in block:
-            first = _first_line(node)
+            first = first_line(node)
             if not first <= line <= (getattr(node, "end_lineno", None) or line):
                 continue
             if isinstance(node, FUNCTIONS) and node.name == name and first == line:
@@ -438,12 +438,6 @@ def decorators(node: Definition) -> list[str]:
 def bases(node: ast.ClassDef) -> list[str]:
     """Return the names of the bases of a class."""
     return [name for name in map(chain_of, node.bases) if name]
-
-
-def _first_line(node: Any) -> int:
-    decorators = getattr(node, "decorator_list", ())
-    lines: list[int] = [each.lineno for each in decorators]
-    return min([getattr(node, "lineno", 0), *lines])
 
 
 def literal(node: Definition, default: Any) -> Any:

@@ -43,10 +43,11 @@ import copy
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from types import CodeType
+from types import CodeType, FunctionType
 
 from stepwise._rewrite import ahead as look_ahead
 from stepwise._rewrite import scope
+from stepwise._rewrite.bound_once import made_by_calls
 from stepwise._rewrite.positions import TRIES, any_calls, calls, opens
 from stepwise._rewrite.scope import released
 from stepwise._rewrite.source import FunctionNode, walk
@@ -97,12 +98,19 @@ class Reading(NamedTuple):
     within: int | None
 
 
-class Transformed(NamedTuple):
-    """A function after its transformation.
+class Rewritten:
+    """A function that can be entered at its points, and the facts about them.
 
     Args:
-        declarations: its ``global`` and ``nonlocal`` statements.
-        body: the body that can be resumed.
+        function: the original; once it is built, the function that can be entered.
+        node: the function's tree, as it is before the rewrite.
+
+    Attributes:
+        made: variables that a resume may make again, by name.
+        assigned: the globals that the function or a function inside it declares.
+        stored: the attributes of variables that the function assigns, as ``self.name``.
+        variables: the function's own variables, and the variables of enclosing functions that it
+            names.
         points: by number, from 1.
         blocks: paths of the branches, by the number of their hidden variable, from 0.
         withs: by number, from 0.
@@ -113,35 +121,42 @@ class Transformed(NamedTuple):
         files: by hidden iterator, the loops among them that read a file.
     """
 
-    declarations: list[ast.stmt]
-    body: list[ast.stmt]
-    points: dict[int, Point]
-    blocks: list[str]
-    withs: list[With]
-    loops: dict[str, int]
-    ahead: dict[int, look_ahead.Ahead]
-    heads: dict[str, look_ahead.Ahead]
-    files: dict[str, Reading]
+    variables: frozenset[str]
+
+    def __init__(self, function: FunctionType, node: FunctionNode) -> None:
+        self.function = function
+        self.made = made_by_calls(node)
+        globals_ = [each for each in walk(node) if isinstance(each, ast.Global)]
+        self.assigned = frozenset(name for each in globals_ for name in each.names)
+        self.stored = scope.attributes_stored(node)
+        self.points: dict[int, Point] = {}
+        self.blocks: list[str] = []
+        self.withs: list[With] = []
+        self.loops: dict[str, int] = {}
+        self.ahead: dict[int, look_ahead.Ahead] = {}
+        self.heads: dict[str, look_ahead.Ahead] = {}
+        self.files: dict[str, Reading] = {}
+
+    def number(self, position: str) -> int | None:
+        """Return the number of the point at a structural position, or ``None`` if there is none."""
+        return next((n for n, point in self.points.items() if point.position == position), None)
 
 
-def transform(node: FunctionNode) -> Transformed:
-    """Rewrite the body of a function; ``node`` is changed and must not be used again."""
+def transform(node: FunctionNode, facts: Rewritten) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Rewrite the body of a function; ``node`` is changed and must not be used again.
+
+    Args:
+        facts: receives the points, and all that the rewrite knows of them.
+
+    Returns:
+        the ``global`` and ``nonlocal`` statements, and the body that can be resumed.
+    """
     declarations = scope.hoist(node)
-    made = _Rewriter(released(node), look_ahead.mentions(node))
+    made = _Rewriter(facts, released(node), look_ahead.mentions(node))
     body = made.block(node.body, "body", _Around())
     if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
         body += scope.placed(made.save(made.last(), look_ahead.Ahead(ends=True)), node.body[-1])
-    return Transformed(
-        declarations,
-        body,
-        made.points,
-        made.blocks,
-        made.withs,
-        made.loops,
-        made.ahead,
-        made.heads,
-        made.files,
-    )
+    return declarations, body
 
 
 # -- the rewriter --------------------------------------------------------------------------------
@@ -170,21 +185,15 @@ class _Around(NamedTuple):
 
 
 class _Rewriter:
-    def __init__(self, over: set[str], mentioned: Counter[str]) -> None:
+    def __init__(self, facts: Rewritten, over: set[str], mentioned: Counter[str]) -> None:
+        self._facts = facts
         self._released = over
         self._mentioned = mentioned
         self._opened: dict[ast.stmt, tuple[int, str, ast.expr]] = {}  # each loop's ``with``
-        self.points: dict[int, Point] = {}
-        self.blocks: list[str] = []
-        self.withs: list[With] = []
-        self.loops: dict[str, int] = {}
-        self.ahead: dict[int, look_ahead.Ahead] = {}
-        self.heads: dict[str, look_ahead.Ahead] = {}
-        self.files: dict[str, Reading] = {}
 
     def point(self, position: str, line: int, around: _Around) -> int:
-        number = len(self.points) + 1
-        self.points[number] = Point(position, line, around.withs, around.loops)
+        number = len(self._facts.points) + 1
+        self._facts.points[number] = Point(position, line, around.withs, around.loops)
         return number
 
     def save(self, number: int | None, ahead: look_ahead.Ahead | None) -> list[ast.stmt]:
@@ -195,10 +204,10 @@ class _Rewriter:
             ahead: the code executed from there; ``None`` if it does not matter.
         """
         if number is None and ahead is not None:
-            self.ahead.setdefault(0, ahead)
+            self._facts.ahead.setdefault(0, ahead)
         if number is None or ahead is None:
             return []
-        self.ahead[number] = ahead
+        self._facts.ahead[number] = ahead
         asked = ast.Subscript(load(scope.ASKS), ast.Constant(number), ast.Load())
         test = ast.BoolOp(ast.And(), [asked, ast.UnaryOp(ast.Not(), load(scope.TARGET))])
         call = ast.Expr(ask("save", ast.Constant(number), ask("locals")))
@@ -206,13 +215,15 @@ class _Rewriter:
 
     def visit(self) -> ast.stmt:
         """Return the store that marks the newest block as entered; a store is cheap in loops."""
-        return store(scope.visited_name(len(self.blocks) - 1), ast.Constant(value=True))
+        return store(scope.visited_name(len(self._facts.blocks) - 1), ast.Constant(value=True))
 
     def key(self, stmt: ast.stmt) -> str | int:
         """Return the key of the loop or ``with`` statement that is rewritten next."""
         if isinstance(stmt, TRIES):
             return self.key(stmt.body[0])  # type: ignore[attr-defined]
-        return scope.iterator_name(len(self.loops)) if isinstance(stmt, _FORS) else len(self.withs)
+        is_loop = isinstance(stmt, _FORS)
+        loops, withs = len(self._facts.loops), len(self._facts.withs)
+        return scope.iterator_name(loops) if is_loop else withs
 
     def block(
         self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None = None
@@ -261,7 +272,7 @@ class _Rewriter:
         """
         if not stmts:
             return []
-        self.blocks.append(path)
+        self._facts.blocks.append(path)
         front = [self.visit()]
         number = None
         if enter or around.sees(look_ahead.ahead_of(stmts[:1])) is not None:
@@ -284,7 +295,7 @@ class _Rewriter:
 
     def last(self) -> int:
         """Return the number of the last point made."""
-        return len(self.points)
+        return len(self._facts.points)
 
     # -- compound statements ---------------------------------------------------------------------
 
@@ -301,27 +312,24 @@ class _Rewriter:
         body = [front, *body, reset()]
         return scope.placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], node)
 
-    def open_if(self, node: ast.If, path: str, around: _Around) -> list[ast.stmt]:
+    def open_if(self, node: ast.If | ast.While, path: str, around: _Around) -> list[ast.stmt]:
         enter = calls(node.test)
-        body = self.branch(node.body, f"{path}.body", around, enter=enter)
+        if isinstance(node, ast.While):
+            body = self.body(node, path, around, enter=enter)
+        else:
+            body = self.branch(node.body, f"{path}.body", around, enter=enter)
         node.test = when_resuming(target(ast.LtE(), self.last()), node.test)
         orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
         node.body, node.orelse = body, orelse
         return [node]
 
-    def open_while(self, node: ast.While, path: str, around: _Around) -> list[ast.stmt]:
-        enter = calls(node.test)
-        body = self.body(node, path, around, enter=enter)
-        node.test = when_resuming(target(ast.LtE(), self.last()), node.test)
-        orelse = self.branch(node.orelse, f"{path}.orelse", around, enter=enter)
-        node.body, node.orelse = body, orelse
-        return [node]
+    open_while = open_if
 
     def open_for(self, node: ast.For | ast.AsyncFor, path: str, around: _Around) -> list[ast.stmt]:
         waits = "a" if isinstance(node, ast.AsyncFor) else ""
-        number = len(self.loops)
+        number = len(self._facts.loops)
         iterator, item = scope.iterator_name(number), scope.item_name(number)
-        self.loops[iterator] = node.lineno
+        self._facts.loops[iterator] = node.lineno
         enter = calls(node.iter) or bool(waits)
         inside = around._replace(loops=(*around.loops, iterator))
         body = self.body(node, path, inside, enter=enter, iterator=iterator)
@@ -354,8 +362,8 @@ class _Rewriter:
             return unless_resuming(store(iterator, first))
         if head.opens:
             code = compile(ast.Expression(iterable), "<the head of a loop>", "eval")
-            self.files[iterator] = Reading(code, within)
-        self.heads[iterator] = head
+            self._facts.files[iterator] = Reading(code, within)
+        self._facts.heads[iterator] = head
         first = ask("counted", ast.Constant(iterator), first, ask("locals"))
         inside = target(ast.LtE(), self.last())
         anew = ast.BoolOp(ast.And(), [inside, ask("anew", load(iterator))])
@@ -365,9 +373,9 @@ class _Rewriter:
     def open_with(
         self, node: ast.With | ast.AsyncWith, path: str, around: _Around
     ) -> list[ast.stmt]:
-        number = len(self.withs)
+        number = len(self._facts.withs)
         bound = _names_bound(item.optional_vars for item in node.items)
-        self.withs.append(
+        self._facts.withs.append(
             With(node.lineno, bound, tuple(name for name in bound if name in self._released))
         )
         enter = any_calls(item.context_expr for item in node.items)
@@ -383,17 +391,17 @@ class _Rewriter:
         return [ast.Expr(ask("opening", ast.Constant(number))), node]
 
     def open_try(self, node: ast.Try, path: str, around: _Around) -> list[ast.stmt]:
-        before = len(self.loops)
-        self.blocks.append(f"{path}.body")
+        before = len(self._facts.loops)
+        self._facts.blocks.append(f"{path}.body")
         visit = self.visit()
         # The first statement has no point before it: the point before ``try`` serves.
         ends = any_calls(node.finalbody)
         inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
         body = self.block(node.body, f"{path}.body", inside)
         node.body = [*scope.placed([visit], node.body[0]), *body]
-        left = list(self.loops)[before:]
+        left = list(self._facts.loops)[before:]
         for index, handler in enumerate(node.handlers):
-            self.blocks.append(f"{path}.handlers[{index}].body")
+            self._facts.blocks.append(f"{path}.handlers[{index}].body")
             front: list[ast.stmt] = [
                 reset(),  # a manager or a ``finally`` may have failed on the way to the target
                 self.visit(),

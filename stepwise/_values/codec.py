@@ -486,14 +486,7 @@ def with_deep_stack(function: Callable[[], T]) -> T:
 
 def dump_code(value: object) -> bytes:
     """Pickle a call for another process, with definitions of ``__main__`` by value."""
-    import cloudpickle  # on use
-
-    class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = _code_dispatch()
-
-    sink = io.BytesIO()
-    CodePickler(sink, PROTOCOL).dump(value)
-    return sink.getvalue()
+    return bytes(dump(value, CodeByValue()))
 
 
 def pickled_by_value() -> bool:

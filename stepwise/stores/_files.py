@@ -186,9 +186,9 @@ def _create(path: str) -> int:
     return os.open(path, flags, 0o600)
 
 
-def sync(folder: str) -> None:
-    """Make changes in a folder durable: new, renamed and deleted files."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def sync(path: str) -> None:
+    """Make changes in a file or a folder durable; those of a folder are its files' names."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

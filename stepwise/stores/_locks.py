@@ -30,6 +30,7 @@ from typing import Any
 
 from stepwise._runtime.limits import unusable
 from stepwise.errors import StoreError
+from stepwise.stores.base import to_bytes
 
 _TO_LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 # struct flock: Linux puts the type first, the BSDs and macOS the offsets.
@@ -196,7 +197,7 @@ def _failed(path: str, error: OSError) -> StoreError:
 
 def _offset(name: str) -> int:
     # 62 bits: among a million runs, a collision has a chance of one in ten million.
-    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(to_bytes(name)).digest()
     return int.from_bytes(digest[:8], "big") >> 2
 
 

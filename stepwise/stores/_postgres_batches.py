@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from stepwise.stores._postgres_connections import Connection, Statement
-from stepwise.stores.base import Batch, Head, Owner
+from stepwise.stores.base import Batch, Head, Owner, to_bytes
 
 _KEPT = 32 << 20  # bytes of a run's batches to keep until they are flushed
 _MANY_KEPT = 1000  # batches of a run to keep until then
@@ -117,24 +117,14 @@ def hashed(name: str) -> bytes:
     return hashlib.blake2b(to_bytes(name), digest_size=16).digest()
 
 
-def to_bytes(text: str) -> bytes:
-    """Return any text as bytes."""
-    return text.encode("utf-8", "surrogatepass")
-
-
 def to_text(data: bytes) -> str:
-    """Return the text of bytes from :func:`to_bytes`."""
+    """Return the text of bytes from :func:`.base.to_bytes`."""
     return data.decode("utf-8", "surrogatepass")
 
 
 def channel(schema: str) -> str:
     """Return the channel that announces the names of writes."""
     return f"stepwise_{schema}"
-
-
-def is_announced(name: str) -> bool:
-    """Return whether writes under a name are announced: if it ends with a colon, unlike run ids."""
-    return name.endswith(":")
 
 
 # -- one statement -------------------------------------------------------------------------------
@@ -194,7 +184,8 @@ def _rows(each: RunBatch) -> dict[str, list[Any]]:
         "deleted": [(hashed(name),) for name in removed],
         "pruned": [(batch.prune,)] if batch.prune else [],
         "runs": [_head_row(head)] if head is not None else [],
-        "announced": [(hashed(each.run_id),)] if is_announced(each.run_id) else [],
+        # Unlike a run's id, a name that is announced ends with a colon.
+        "announced": [(hashed(each.run_id),)] if each.run_id.endswith(":") else [],
     }
 
 

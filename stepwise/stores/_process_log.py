@@ -50,7 +50,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._values.unpickling import Data
 from stepwise.stores._files import flush, sync
 from stepwise.stores._locks import LockFile, lock_file
-from stepwise.stores.base import Batch
+from stepwise.stores.base import Batch, to_bytes
 
 # -- process log ----------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class ProcessLog:
         """Return whether any frame of the file belongs to a run, even one that no longer counts."""
         try:
             with open(self.path, "rb") as file:
-                return _text(run_id) in file.read()
+                return to_bytes(run_id) in file.read()
         except OSError:
             return False
 
@@ -237,24 +237,10 @@ class ProcessLog:
 
     def close(self) -> None:
         """Close and delete the file; the database must hold all frames."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0 and os.getpid() == self._pid:
-            with contextlib.suppress(OSError):  # the program may have closed everything
-                os.close(descriptor)
+        if self.is_open and os.getpid() == self._pid:
+            self.abandon()
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)
-
-    def close_if_empty(self) -> None:
-        """Close the log at the end of the process; delete the file if the database has all of it.
-
-        The file of a failed log stays.
-        """
-        with self.mutex:
-            if self.tails or self.failed:
-                self.abandon()
-            else:
-                self.close()
-            self.failed = True  # an even later write begins another log
 
     def abandon(self) -> None:
         """Close the log but leave the file for other processes, or for a forked child's parent."""
@@ -315,32 +301,28 @@ def _seed(path: str) -> int:
 
     So a frame of another log, which a run may have recorded as data, does not count as a frame.
     """
-    return zlib.crc32(_text(os.path.basename(path)))
+    return zlib.crc32(to_bytes(os.path.basename(path)))
 
 
 def _encode(seed: int, numbers: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
     """Serialize a batch into a frame."""
     number, flushed, epoch, generation = numbers
     records, put, delete, _, _, _, _ = batch
-    run = run_id.encode("utf-8", "surrogatepass")
+    run = to_bytes(run_id)
     of, also, less = len(records), len(put), len(delete)
     parts = [_CHECKED.pack(number, flushed, epoch, generation, len(run), of, also, less), run]
     for at, data in records:
         parts += _RECORD.pack(at, len(data)), data if type(data) is bytes else bytes(data)
     if also or less:
         for name, data in put.items():
-            text = name.encode("utf-8", "surrogatepass")
+            text = to_bytes(name)
             parts += _OBJECT.pack(len(text), len(data)), text
             parts.append(data if type(data) is bytes else bytes(data))
         for name in delete:
-            text = name.encode("utf-8", "surrogatepass")
+            text = to_bytes(name)
             parts += _NAME.pack(len(text)), text
     body = b"".join(parts)
     return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body, seed)) + body
-
-
-def _text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _decode(data: bytes, at: int, seed: int) -> tuple[LoggedBatch, int] | None:
@@ -590,8 +572,16 @@ class FolderLogs:
         self.own.open()
 
     def end(self) -> None:
-        """Close our log at the end of the process; delete its file if the database has all."""
-        self.own.close_if_empty()
+        """Close our log at the end of the process; delete its file if the database has all.
+
+        The file of a failed log stays.
+        """
+        with self.own.mutex:
+            if self.own.tails or self.own.failed:
+                self.own.abandon()
+            else:
+                self.own.close()
+            self.own.failed = True  # an even later write begins another log
 
     def leave(self) -> None:
         """Abandon our log, since the store's folder was deleted or replaced."""

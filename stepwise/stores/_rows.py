@@ -45,7 +45,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._values.unpickling import Data
 from stepwise.stores._files import IN_FILES, Values, damaged, sync
-from stepwise.stores.base import FORMAT, Batch, Head, Owner, Words, other_format
+from stepwise.stores.base import FORMAT, Batch, Head, Owner, Words, other_format, to_bytes
 
 R = TypeVar("R")
 
@@ -92,11 +92,6 @@ _MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for the generation
 def hashed(name: str) -> str:
     """Return the hash that replaces an id or a name in keys, whatever its characters."""
     return hashlib.blake2b(to_bytes(name), digest_size=16).hexdigest()
-
-
-def to_bytes(text: str) -> bytes:
-    """Encode a text as bytes; lone surrogates are allowed."""
-    return text.encode("utf-8", "surrogatepass")
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -231,7 +226,7 @@ class WantedHeads(NamedTuple):
     words: Words = ()
     before: str = ""
 
-    def query(self, cursor: int | None) -> tuple[str, list[Any]]:
+    def query(self, cursor: tuple[float, ...] | None) -> tuple[str, list[Any]]:
         """Return the statement that selects a page of heads after a cursor, and its parameters.
 
         The caller appends the last parameter, the size of the page.
@@ -239,7 +234,7 @@ class WantedHeads(NamedTuple):
         which, parameters = ["due IS NULL" if self.unfinished else "TRUE"], list[Any]()
         if cursor is not None:
             which.append(f"place {'<' if self.newest else '>'} ?")
-            parameters.append(cursor)
+            parameters += cursor
         elif self.before:
             which.append("place < (SELECT place FROM Heads WHERE run = ?)")
             parameters.append(hashed(self.before))
@@ -263,6 +258,17 @@ class WantedHeads(NamedTuple):
     def _index(self) -> str:
         """The index that lists the unfinished runs in the order of their beginning."""
         return "Heads_open" if self.workflow is None else "Heads_unfinished"
+
+
+class WantedDue(NamedTuple):
+    """A query for the heads of a workflow's runs that are to begin, the earliest first."""
+
+    workflow: str
+    newest: bool = False
+
+    def query(self, cursor: tuple[float, ...] | None) -> tuple[str, list[Any]]:
+        """Return the statement that selects a page of heads, as of :meth:`WantedHeads.query`."""
+        return _DUE, [hashed(self.workflow), *(cursor or (-math.inf, 0))]
 
 
 # -- the database ---------------------------------------------------------------------------------
@@ -297,7 +303,7 @@ _OF_CACHE: dict[str, object] = {  # all settings of a diskcache
     "sqlite_cache_size": 512,  # pages: written data are hardly ever read; 8192 are 32 MB
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
-    "sqlite_synchronous": _NORMAL,  # for some 20 commits while it opens; later, see begin()
+    "sqlite_synchronous": _NORMAL,  # for some 20 commits while it opens
     "disk_min_file_size": IN_FILES,
     "disk_pickle_protocol": 5,  # nothing is pickled
 }
@@ -363,6 +369,7 @@ class Rows:
     """
 
     _level = _changes = 0
+    _durable = False
 
     def __init__(self, folder: str, path: str, *, to_read: bool = False) -> None:
         self.values, self.to_read = Values(path), to_read
@@ -453,19 +460,30 @@ class Rows:
         self._level = 0  # ``synchronous`` is not set yet
         return connection
 
-    def begin(self, durable: bool) -> None:
-        """Begin a transaction.
+    def transaction(self, *, durable: bool) -> Rows:
+        """Return a block that is one transaction: its end commits, and any exception rolls back.
 
         Args:
             durable: the commit waits until the transaction is on the disk.
         """
-        level = _FULL if durable else _NORMAL
+        self._durable = durable
+        return self
+
+    def __enter__(self) -> None:
+        level = _FULL if self._durable else _NORMAL
         if level != self._level:
             self._con.execute(f"PRAGMA synchronous={level}")
             self._level = level
         self.values.begin()
         self._con.execute("BEGIN IMMEDIATE")
         self._changes = self._con.total_changes
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.roll_back()
 
     def commit(self) -> None:
         """Commit the transaction, and delete the value files that it gave up."""
@@ -485,11 +503,7 @@ class Rows:
     def flush(self) -> None:
         """Make commits durable that did not wait for the disk."""
         with contextlib.suppress(FileNotFoundError):  # SQLite has moved the whole log, durably
-            descriptor = os.open(f"{self._file}-wal", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(f"{self._file}-wal")
             sync(os.path.dirname(self._file))  # the log file's name may not be on the disk yet
 
     def free(self) -> int:
@@ -668,28 +682,18 @@ class Rows:
         # An unreadable row gives a head that does not verify.
         return unpack(value, run, words) or Head(run_id, "", False, b"")
 
-    def heads(self, wanted: WantedHeads, cursor: int | None, size: int) -> Page[Head]:
+    def heads(
+        self, wanted: WantedHeads | WantedDue, cursor: tuple[float, ...] | None, size: int
+    ) -> Page[Head]:
         sql, parameters = wanted.query(cursor)
         found: Page[Head] = []
-        for place, run, words, value in self._con.execute(sql, (*parameters, size)).fetchall():
-            before = found[-1][0] if found else cursor
-            if before is not None and (place < before) != wanted.newest:  # the reading could loop
+        for *place, run, words, value in self._con.execute(sql, (*parameters, size)).fetchall():
+            before, here = found[-1][0] if found else cursor, (*place,)
+            if before is not None and (here < before) != wanted.newest:  # the reading could loop
                 raise damaged(self._path, "its heads are out of order")
             head = unpack(value, run, words)
             is_wanted = head is not None and wanted.workflow in (None, head.workflow)
-            found.append((place, head if is_wanted else None))
-        return found
-
-    def due_heads(self, workflow: str, cursor: tuple[float, int] | None, size: int) -> Page[Head]:
-        after = cursor or (-math.inf, 0)
-        found: Page[Head] = []
-        rows = self._con.execute(_DUE, (hashed(workflow), *after, size)).fetchall()
-        for due, place, run, words, value in rows:
-            if (due, place) <= after:  # the reading could loop
-                raise damaged(self._path, "its heads are out of order")
-            after, head = (due, place), unpack(value, run, words)
-            is_wanted = head is not None and head.workflow == workflow
-            found.append((after, head if is_wanted else None))
+            found.append((here, head if is_wanted else None))
         return found
 
     def count_heads(self, words: Words) -> int:
@@ -722,29 +726,7 @@ def _text(data: bytes) -> str:
 _abandoned: list[sqlite3.Connection | None] = []
 
 
-# -- blocks and batches ---------------------------------------------------------------------------
-
-
-class Transaction:
-    """A block that is one transaction: its end commits, and any exception rolls back."""
-
-    __slots__ = ("_durable", "_rows")
-
-    def __init__(self, rows: Rows, *, durable: bool) -> None:
-        self._rows, self._durable = rows, durable
-
-    def __enter__(self) -> None:
-        self._rows.begin(self._durable)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._rows.commit()
-        except BaseException:
-            self._rows.roll_back()
-            raise
-        if kind is not None:
-            self._rows.roll_back()
+# -- batches --------------------------------------------------------------------------------------
 
 
 def put_batch(rows: Rows, run_id: str, batch: Batch) -> None:

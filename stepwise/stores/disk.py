@@ -50,7 +50,7 @@ from stepwise.stores._rows import (
     WHOLE,
     Page,
     Rows,
-    Transaction,
+    WantedDue,
     WantedHeads,
     epoch_of,
     hashed,
@@ -166,7 +166,7 @@ class DiskStore:
         if log != self._logs.name and self._logs.has(log):
             self._take_in_log_of_another(rows, log)
             return False
-        with Transaction(rows, durable=False):
+        with rows.transaction(durable=False):
             if rows.lease(run_id) != row:
                 return False  # an owner that had lost its lock has written
             epoch = epoch_of(row) + 1
@@ -332,7 +332,7 @@ class DiskStore:
         if logged and not self._logs.own.is_open:
             self._open_log(rows)
         durable = any(batch.durable for _, _, batch in wanted)
-        with Transaction(rows, durable=durable):
+        with rows.transaction(durable=durable):
             for run_id, epoch, batch in wanted:
                 row = self._check(rows, run_id, epoch)
                 self._take_in(rows, run_id, row)
@@ -414,7 +414,7 @@ class DiskStore:
     def _take_in_all(self) -> None:
         """Take in the tails of all runs in our log, durably; the caller holds the log's mutex."""
         rows, found = self._opened(), list[str]()
-        with Transaction(rows, durable=True):
+        with rows.transaction(durable=True):
             for run_id in list(self._logs.own.tails):
                 row = rows.lease(run_id)
                 if row is not None and self._own_tail(run_id, row) is not None:
@@ -428,7 +428,7 @@ class DiskStore:
         reader = self._logs.take(name)
         if reader is None:
             return
-        with Transaction(rows, durable=True):
+        with rows.transaction(durable=True):
             for run_id in reader.runs():
                 row = rows.lease(run_id)
                 log, generation = log_of(row)
@@ -442,7 +442,7 @@ class DiskStore:
     @_locked
     def delete(self, run_id: str, epoch: int) -> None:
         rows = self._settled()
-        with Transaction(rows, durable=True):
+        with rows.transaction(durable=True):
             row = self._check(rows, run_id, epoch)
             # Marks first: a mark without its records would report a loss; the reverse is harmless.
             self._marks.delete(hashed(run_id))
@@ -550,8 +550,7 @@ class DiskStore:
         return self._opened().head(run_id) if self._exists() else None
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
-        wanted = WantedHeads(workflow, unfinished, newest=unfinished)
-        return self._all(lambda rows, *page: rows.heads(wanted, *page))
+        return self._heads(WantedHeads(workflow, unfinished, newest=unfinished))
 
     def newest_heads(
         self, *, unfinished: bool = False, words: Words = (), before: str = ""
@@ -564,11 +563,14 @@ class DiskStore:
             before: only the heads of runs that began before this run.
         """
         wanted = WantedHeads(None, unfinished, newest=True, words=words, before=before)
-        return self._all(lambda rows, *page: rows.heads(wanted, *page), _NEWEST_PAGES)
+        return self._heads(wanted, _NEWEST_PAGES)
 
     def due_heads(self, workflow: str) -> Iterator[Head]:
         """Yield the heads of a workflow's runs that are to begin, the earliest first."""
-        return self._all(lambda rows, *page: rows.due_heads(workflow, *page))
+        return self._heads(WantedDue(workflow))
+
+    def _heads(self, wanted: WantedHeads | WantedDue, *sizes: Any) -> Iterator[Head]:
+        return self._all(lambda rows, *page: rows.heads(wanted, *page), *sizes)
 
     @_locked
     def count_heads(self, words: Words = ()) -> int:

@@ -40,7 +40,6 @@ from stepwise.stores._postgres_batches import (
     post_batch,
     send_batches,
     send_deletion,
-    to_bytes,
     to_text,
 )
 from stepwise.stores._postgres_connections import (
@@ -51,7 +50,7 @@ from stepwise.stores._postgres_connections import (
     server_facts,
 )
 from stepwise.stores._postgres_presence import FACTS, HELD, Presence, ProcessFacts, is_dead
-from stepwise.stores.base import Batch, Head, Owner, Words
+from stepwise.stores.base import Batch, Head, Owner, Words, to_bytes
 
 __all__ = ["PostgresStore"]
 

@@ -224,7 +224,7 @@ def test_unfinished_runs_are_not_sorted(begun):
     """A look at the newest unfinished runs costs the same, however many of them there are."""
     store, _ = begun
     for workflow in (None, "flow"):
-        sql, parameters = _rows.WantedHeads(workflow, True, newest=True).query(7)
+        sql, parameters = _rows.WantedHeads(workflow, True, newest=True).query((7,))
         plan = edit(store, f"EXPLAIN QUERY PLAN {sql}", *parameters, 1)
         assert "Heads_" in str(plan)
         assert "ORDER BY" not in str(plan)

@@ -20,7 +20,7 @@ from stepwise import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores import Batch, Head, _process_log, disk
 from stepwise.stores._locks import close_lock_files, lock_file
 from stepwise.stores._process_log import FolderLogs, ProcessLog
-from stepwise.stores._rows import Transaction, pack_lease
+from stepwise.stores._rows import Rows, pack_lease
 from stepwise.stores.disk import DiskStore
 
 LIMIT = 2000  # bytes: of a log, instead of 1 MiB; a third of them in a batch
@@ -275,12 +275,11 @@ def test_a_durable_transaction_that_writes_nothing(store):
     begin(store, "a")
     with flushes(store) as seen:
         for durable in (True, False):
-            store._rows.begin(durable=durable)
-            store._rows.commit()
+            with store._rows.transaction(durable=durable):
+                pass
             assert len(seen) == 1
-        store._rows.begin(durable=True)
-        store._rows.put_record("a", 9, b"9")
-        store._rows.commit()
+        with store._rows.transaction(durable=True):
+            store._rows.put_record("a", 9, b"9")
     assert len(seen) == 1
 
 
@@ -392,7 +391,7 @@ def test_a_late_write_of_a_run_that_was_acquired_again(store, monkeypatch):
         monkeypatch.undo()
         store._held.pop("a")  # by another thread, which is in the midst of the acquisition
         lock_file(store._lock_path).release("a")
-        with disk.Transaction(store._rows, durable=False):
+        with store._rows.transaction(durable=False):
             store._rows.put_lease("a", disk.pack_lease(epoch + 1, ME))
         return add(self, *args)
 
@@ -445,7 +444,7 @@ def test_a_log_whose_lock_file_vanished(store, folder, monkeypatch):
 def test_a_lease_with_a_damaged_generation(store, generation):
     """The next transaction of a run mends a damaged number in the row of its lease."""
     (epoch,) = begin(store, "a")
-    with Transaction(store._rows, durable=True):
+    with store._rows.transaction(durable=True):
         row = store._rows.lease("a")
         fields = json.loads(row[24:]) | {"generation": generation}
         store._rows.put_lease("a", row[:24] + json.dumps(fields).encode())
@@ -651,7 +650,7 @@ def test_a_row_that_names_another_file(store, tmp_path, name):
     store.close()
     (tmp_path / "victim").write_bytes(b"mine")
     named = Path(store._logs._folder, name)
-    with Transaction(store._opened(), durable=True):
+    with store._opened().transaction(durable=True):
         store._rows.put_lease("a", pack_lease(epoch, ME, name, 1))
     before = named.read_bytes()
     assert store.acquire("a", ME) == epoch + 1
@@ -697,15 +696,15 @@ def test_an_owner_without_its_lock_that_writes_during_a_takeover(store, folder, 
     store.write("a", epoch, Batch(((1, b"1"),)))
     Path(folder, "leases").unlink()
     lock_file(store._lock_path)._held.clear()
-    other, transaction = DiskStore(folder), disk.Transaction
+    other = DiskStore(folder)
 
-    def overtaken(*args, **kwargs):
+    def overtaken(rows, **durable):
         monkeypatch.undo()
         for number in (2, 3, 4):
             store.write("a", epoch, Batch(((number, b"x"),)))
-        return transaction(*args, **kwargs)
+        return rows.transaction(**durable)
 
-    monkeypatch.setattr(disk, "Transaction", overtaken)
+    monkeypatch.setattr(Rows, "transaction", overtaken)
     assert other.acquire("a", ME) == epoch + 1
     assert [*dict(other.read("a"))] == [1, 2, 3, 4]
     with pytest.raises(LeaseLostError):
