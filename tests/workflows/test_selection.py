@@ -1,6 +1,7 @@
 """``best_of``: the result with the highest score, which a resumed run chooses again."""
 
 import asyncio
+import concurrent.futures
 import functools
 import random
 import threading
@@ -162,6 +163,56 @@ def test_bodies_of_an_executor():
         chosen = in_run(lambda: best_of(numbers(1, 2), where, score=lambda result: result[0]))
     assert chosen[0] == 2
     assert chosen[1].startswith("elsewhere")
+
+
+class Backwards(ThreadPoolExecutor):
+    """An executor whose threads execute four jobs in the opposite order."""
+
+    def __init__(self, *given, **more):
+        super().__init__(4)
+        self._ended = [threading.Event() for _ in range(5)]
+        self._ended[4].set()
+        self._many = 0
+
+    def submit(self, function, *args):
+        before, after = self._ended[self._many + 1], self._ended[self._many]
+        self._many += 1
+
+        def job():
+            before.wait()
+            try:
+                return function(*args)
+            finally:
+                after.set()
+
+        return super().submit(job)
+
+
+@step
+def drawn():
+    return random.random()
+
+
+@workflow
+def drawing():
+    return drawn()
+
+
+@pytest.mark.parametrize("function", [drawn, drawing])
+def test_the_places_stay_whatever_the_threads_do(function, monkeypatch):
+    """A resumed run has each result in its place, also if its threads take another turn."""
+
+    def choose():
+        made.append(best_of(4, function, score=lambda result: 1, max_workers=4))
+        if len(made) == 1:
+            raise KeyError
+
+    flow = flow_of(choose)
+    with pytest.raises(KeyError):
+        flow()
+    monkeypatch.setattr(concurrent.futures, "ThreadPoolExecutor", Backwards)
+    flow()
+    assert made[0] == made[1]
 
 
 # -- awaited ---------------------------------------------------------------------------------------
