@@ -289,7 +289,8 @@ def _choose(calls: _Round, judge: CalledFunction) -> _Choice:
     ended = yield calls
     found = [(n, each.value) for n, each in enumerate(ended, 1) if each.error is None]
     if not found:
-        raise _none(calls.callee.name, [each.error for each in ended])
+        failed = [each.error for each in ended]
+        raise _none(calls.callee.name, failed) from failed[0]
     scored = yield _Round(judge, [((value,), {}) for _, value in found], calls.max_workers)
     scores = [each.unwrap() for each in scored]
     best = 0

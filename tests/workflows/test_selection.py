@@ -343,6 +343,7 @@ def test_all_calls_fail():
     with pytest.raises(NoCandidateError, match="2 calls of 'some' failed") as failed:
         flow()
     assert [each.args for each in failed.value.exceptions] == [(1,), (2,)]
+    assert failed.value.__cause__ is failed.value.exceptions[0]
     bad.clear()
     assert flow() == 2
     assert sorted(made) == [1, 1, 2, 2]
