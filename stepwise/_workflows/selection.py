@@ -16,11 +16,10 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from typing import Any, TypeVar, overload
 
 from stepwise._calls.awaitables import coroutine_of
-from stepwise._calls.driver import Core, Result, gives_awaitable
+from stepwise._calls.driver import Result, gives_awaitable
 from stepwise._calls.parallel import (
     Arguments,
     begin,
-    begin_each,
     check_workers,
     finder,
     in_tasks,
@@ -28,12 +27,11 @@ from stepwise._calls.parallel import (
     variations_of,
 )
 from stepwise._calls.steps import step, step_of
-from stepwise._execution.active_run import Scope, current_scope
+from stepwise._execution.active_run import current_scope
 from stepwise._identity.identity import label_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, fold
 from stepwise._values.preview import preview
-from stepwise._workflows.begin import ChildCall
 from stepwise.errors import ConfigurationError, NoCandidateError, NotRecordableError
 
 R = TypeVar("R")
@@ -126,22 +124,9 @@ class _Round(NamedTuple):
         scope = current_scope()
         if scope is None:
             return [functools.partial(function, *args, **kwargs) for args, kwargs in calls], ()
-        if of.is_workflow:
-            cores = [_core(scope, function, *call) for call in calls]
-            begun = begin_each(scope, cores)
-        else:
-            begun = begin(scope, function, calls, finder(function, None))
+        begun = begin(scope, function, calls, finder(function, None))
+        assert begun is not None  # neither plain, nor a generator
         return begun, begun
-
-
-def _core(scope: Scope, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Core:
-    """Return the core of a call of a child workflow."""
-
-    def prepare(*call: Any) -> Core:
-        return ChildCall(*call).prepare(scope, asks_first=True)
-
-    core: Core = workflow._with(workflow.definition, prepare)(*args, **kwargs)
-    return core
 
 
 def _kept(job: Callable[[], Any]) -> Callable[[], Result]:

@@ -8,6 +8,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from backwards import Backwards
+from flows import flow_of
 
 import stepwise
 from stepwise import Budget, NoCandidateError, best_of, step, tool, workflow
@@ -60,19 +62,9 @@ def numbers(*each):
     return [{"n": n} for n in each]
 
 
-def flow_of(function):
-    """A workflow that calls a function."""
-
-    @workflow
-    def flow():
-        return function()
-
-    return flow
-
-
 def in_run(function):
     """The result of a function in a run of its own."""
-    return flow_of(function)()
+    return flow_of(function, run_id=None)()
 
 
 # -- choosing --------------------------------------------------------------------------------------
@@ -163,29 +155,6 @@ def test_bodies_of_an_executor():
         chosen = in_run(lambda: best_of(numbers(1, 2), where, score=lambda result: result[0]))
     assert chosen[0] == 2
     assert chosen[1].startswith("elsewhere")
-
-
-class Backwards(ThreadPoolExecutor):
-    """An executor whose threads execute four jobs in the opposite order."""
-
-    def __init__(self, *given, **more):
-        super().__init__(4)
-        self._ended = [threading.Event() for _ in range(5)]
-        self._ended[4].set()
-        self._many = 0
-
-    def submit(self, function, *args):
-        before, after = self._ended[self._many + 1], self._ended[self._many]
-        self._many += 1
-
-        def job():
-            before.wait()
-            try:
-                return function(*args)
-            finally:
-                after.set()
-
-        return super().submit(job)
 
 
 @step
