@@ -135,11 +135,10 @@ def _kept(job: Callable[[], Any]) -> Callable[[], Result]:
     def kept() -> Result:
         try:
             value = job()
-            if inspect.isawaitable(value):
-                raise NotRecordableError(  # noqa: TRY301 -- as inside of a run
-                    "a plain function returned an awaitable, which nobody awaits: make it async def"
-                )
-            return Result(value)
+            if not inspect.isawaitable(value):
+                return Result(value)
+            told = "a plain function returned an awaitable, which nobody awaits: make it async def"
+            return Result(error=NotRecordableError(told))
         except Exception as error:
             return Result(error=error)
 
@@ -215,7 +214,7 @@ def best_of(variations: Any, function: Any, /, *args: Any, score: Any, max_worke
     each = [(args, kwargs) for kwargs in variations_of(variations, "calls")]
     callee = callee_of(function, "candidate", "what best_of() calls")
     judge = callee_of(score, "score", "score= of best_of()")
-    _check(callee)
+    _check(callee, judge)
     choice = _choose(_Round(callee, each, max_workers), judge)
     if gives_awaitable(function) or gives_awaitable(score):
         return coroutine_of(_awaited, "best_of", choice)
@@ -225,8 +224,8 @@ def best_of(variations: Any, function: Any, /, *args: Any, score: Any, max_worke
         raise fold(error)  # noqa: B904
 
 
-def _check(callee: CalledFunction) -> None:
-    """Refuse a function whose calls cannot be made just to choose one of them."""
+def _check(callee: CalledFunction, judge: CalledFunction) -> None:
+    """Refuse functions whose calls cannot be made just to choose one of them."""
     recorded = step_of(callee.function)
     if recorded is not None and recorded.effect:
         raise ConfigurationError(
@@ -234,19 +233,18 @@ def _check(callee: CalledFunction) -> None:
             f"drop all results but one: choose with a plain step, and call {recorded.name!r} with "
             "what was chosen"
         )
-    if not callee.is_workflow:
-        return
-    definition = callee.function.definition
-    if definition.is_generator or definition.is_async_generator:
-        raise ConfigurationError(
-            f"best_of(): workflow {callee.name!r} is a generator, and what it yields has no score: "
-            "call it in a workflow that returns a list"
-        )
-    if current_scope() is None:
-        raise ConfigurationError(
-            f"best_of() of workflow {callee.name!r} was called outside of any run, where nothing "
-            "would record which result was chosen: call it in a @workflow"
-        )
+    for each in (callee, judge):
+        definition = each.function.definition if each.is_workflow else None
+        if definition is not None and (definition.is_generator or definition.is_async_generator):
+            raise ConfigurationError(
+                f"best_of(): workflow {each.name!r} is a generator, and what it yields is no "
+                "result: call it in a workflow that returns a list"
+            )
+        if definition is not None and current_scope() is None:
+            raise ConfigurationError(
+                f"best_of() of workflow {each.name!r} was called outside of any run, where nothing "
+                "would record which result was chosen: call it in a @workflow"
+            )
 
 
 def _driven(choice: _Choice) -> Any:

@@ -373,6 +373,7 @@ REFUSED = {
     "no score": (lambda: best_of(2, answer, score=3), "score= of best_of.. must be a function"),
     "no workers": (lambda: best_of(2, answer, score=last, max_workers=0), "max_workers=0"),
     "a generator": (lambda: best_of(2, items, score=len), "is a generator"),
+    "a generator as score": (lambda: best_of(2, answer, score=items), "is a generator"),
 }
 
 
@@ -390,6 +391,8 @@ def test_a_workflow_outside_of_any_run():
     """Outside of any run calls of a workflow are refused: nothing would record the choice."""
     with pytest.raises(stepwise.ConfigurationError, match="call it in a @workflow"):
         best_of(2, child, score=last)
+    with pytest.raises(stepwise.ConfigurationError, match="call it in a @workflow"):
+        best_of(2, answer, score=child)
 
 
 def test_two_lambdas():
