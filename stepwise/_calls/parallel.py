@@ -201,27 +201,29 @@ Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 """The arguments of one call, by place and by name."""
 
 
-def begin(scope: Scope, step: Any, calls: Sequence[Arguments], find: Any = None) -> list[Begun]:
-    """Look up the calls of a step in the journal, in order."""
-    recorded = step_of(step)
-    assert recorded is not None
-    bound = () if getattr(step, "__self__", None) is None else (step.__self__,)
-    calls = [((*bound, *args), kwargs) for args, kwargs in calls]
-    cores = [recorded.core(scope, args, kwargs, asks_first=True) for args, kwargs in calls]
-    begun = begin_each(scope, cores)
-    if find is not None:
-        _send(begun, find, step, calls)
-    return begun
+def begin(
+    scope: Scope, step: Any, calls: Sequence[Arguments], find: Any = None
+) -> list[Begun] | None:
+    """Look up the calls of a step or a workflow in the journal, in order.
 
-
-def begin_each(scope: Scope, cores: Sequence[Core]) -> list[Begun]:
-    """Begin calls in their order."""
+    Return ``None`` for a plain function, and for a generator, whose items are no outcome.
+    """
+    recorded, core = step_of(step), step._core if hasattr(step, "run_id_for") else None
+    if recorded is not None:
+        bound = () if getattr(step, "__self__", None) is None else (step.__self__,)
+        calls, core = [((*bound, *args), kwargs) for args, kwargs in calls], recorded.core
+    if core is None:
+        return None
+    cores = [core(scope, args, kwargs, asks_first=True) for args, kwargs in calls]
     # A record of a later item must not answer an earlier item, nor block it.
     later = scope.run.flows.start("stepwise map", daemon=False)
     try:
-        return [Begun(core) for core in cores]
+        begun = [Begun(each) for each in cores]
     finally:
         later.leave()
+    if find is not None:
+        _send(begun, find, step, calls)
+    return begun
 
 
 def _send(
@@ -245,8 +247,9 @@ def _map(
     step: Callable[[Any], Any], items: list[Any], max_workers: int, executor: Any = None
 ) -> list[Any]:
     scope, find = current_scope(), finder(step, executor)
-    if scope is not None and step_of(step) is not None:
-        begun = begin(scope, step, [((item,), {}) for item in items], find)
+    calls: list[Arguments] = [((item,), {}) for item in items]
+    begun = begin(scope, step, calls, find) if scope is not None else None
+    if begun is not None:
         return in_threads(begun, max_workers, begun, find)
     if executor is None:  # outside of a run, the step is the plain function
         return in_threads([partial(step, item) for item in items], max_workers)
@@ -317,10 +320,9 @@ async def _awaited(
 ) -> list[Any]:
     import asyncio
 
-    scope = current_scope()
-    if scope is not None and step_of(step) is not None:
-        find = finder(step, executor)
-        begun = begin(scope, step, [((item,), {}) for item in items], find)
+    scope, calls = current_scope(), list[Arguments](((item,), {}) for item in items)
+    begun = begin(scope, step, calls, finder(step, executor)) if scope is not None else None
+    if begun is not None:
         return await in_tasks([each.acall for each in begun], max_workers, begun)
     if executor is None:
         return await in_tasks([partial(step, item) for item in items], max_workers)

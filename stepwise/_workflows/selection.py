@@ -16,11 +16,10 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from typing import Any, TypeVar, overload
 
 from stepwise._calls.awaitables import coroutine_of
-from stepwise._calls.driver import Core, Result, gives_awaitable
+from stepwise._calls.driver import Result, gives_awaitable
 from stepwise._calls.parallel import (
     Arguments,
     begin,
-    begin_each,
     check_workers,
     finder,
     in_tasks,
@@ -28,12 +27,11 @@ from stepwise._calls.parallel import (
     variations_of,
 )
 from stepwise._calls.steps import step, step_of
-from stepwise._execution.active_run import Scope, current_scope
+from stepwise._execution.active_run import current_scope
 from stepwise._identity.identity import label_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, fold
 from stepwise._values.preview import preview
-from stepwise._workflows.begin import ChildCall
 from stepwise.errors import ConfigurationError, NoCandidateError, NotRecordableError
 
 R = TypeVar("R")
@@ -126,22 +124,9 @@ class _Round(NamedTuple):
         scope = current_scope()
         if scope is None:
             return [functools.partial(function, *args, **kwargs) for args, kwargs in calls], ()
-        if of.is_workflow:
-            cores = [_core(scope, function, *call) for call in calls]
-            begun = begin_each(scope, cores)
-        else:
-            begun = begin(scope, function, calls, finder(function, None))
+        begun = begin(scope, function, calls, finder(function, None))
+        assert begun is not None  # neither plain, nor a generator
         return begun, begun
-
-
-def _core(scope: Scope, workflow: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Core:
-    """Return the core of a call of a child workflow."""
-
-    def prepare(*call: Any) -> Core:
-        return ChildCall(*call).prepare(scope, asks_first=True)
-
-    core: Core = workflow._with(workflow.definition, prepare)(*args, **kwargs)
-    return core
 
 
 def _kept(job: Callable[[], Any]) -> Callable[[], Result]:
@@ -150,11 +135,10 @@ def _kept(job: Callable[[], Any]) -> Callable[[], Result]:
     def kept() -> Result:
         try:
             value = job()
-            if inspect.isawaitable(value):
-                raise NotRecordableError(  # noqa: TRY301 -- as inside of a run
-                    "a plain function returned an awaitable, which nobody awaits: make it async def"
-                )
-            return Result(value)
+            if not inspect.isawaitable(value):
+                return Result(value)
+            told = "a plain function returned an awaitable, which nobody awaits: make it async def"
+            return Result(error=NotRecordableError(told))
         except Exception as error:
             return Result(error=error)
 
@@ -230,7 +214,7 @@ def best_of(variations: Any, function: Any, /, *args: Any, score: Any, max_worke
     each = [(args, kwargs) for kwargs in variations_of(variations, "calls")]
     callee = callee_of(function, "candidate", "what best_of() calls")
     judge = callee_of(score, "score", "score= of best_of()")
-    _check(callee)
+    _check(callee, judge)
     choice = _choose(_Round(callee, each, max_workers), judge)
     if gives_awaitable(function) or gives_awaitable(score):
         return coroutine_of(_awaited, "best_of", choice)
@@ -240,8 +224,8 @@ def best_of(variations: Any, function: Any, /, *args: Any, score: Any, max_worke
         raise fold(error)  # noqa: B904
 
 
-def _check(callee: CalledFunction) -> None:
-    """Refuse a function whose calls cannot be made just to choose one of them."""
+def _check(callee: CalledFunction, judge: CalledFunction) -> None:
+    """Refuse functions whose calls cannot be made just to choose one of them."""
     recorded = step_of(callee.function)
     if recorded is not None and recorded.effect:
         raise ConfigurationError(
@@ -249,19 +233,18 @@ def _check(callee: CalledFunction) -> None:
             f"drop all results but one: choose with a plain step, and call {recorded.name!r} with "
             "what was chosen"
         )
-    if not callee.is_workflow:
-        return
-    definition = callee.function.definition
-    if definition.is_generator or definition.is_async_generator:
-        raise ConfigurationError(
-            f"best_of(): workflow {callee.name!r} is a generator, and what it yields has no score: "
-            "call it in a workflow that returns a list"
-        )
-    if current_scope() is None:
-        raise ConfigurationError(
-            f"best_of() of workflow {callee.name!r} was called outside of any run, where nothing "
-            "would record which result was chosen: call it in a @workflow"
-        )
+    for each in (callee, judge):
+        definition = each.function.definition if each.is_workflow else None
+        if definition is not None and (definition.is_generator or definition.is_async_generator):
+            raise ConfigurationError(
+                f"best_of(): workflow {each.name!r} is a generator, and what it yields is no "
+                "result: call it in a workflow that returns a list"
+            )
+        if definition is not None and current_scope() is None:
+            raise ConfigurationError(
+                f"best_of() of workflow {each.name!r} was called outside of any run, where nothing "
+                "would record which result was chosen: call it in a @workflow"
+            )
 
 
 def _driven(choice: _Choice) -> Any:
@@ -289,7 +272,8 @@ def _choose(calls: _Round, judge: CalledFunction) -> _Choice:
     ended = yield calls
     found = [(n, each.value) for n, each in enumerate(ended, 1) if each.error is None]
     if not found:
-        raise _none(calls.callee.name, [each.error for each in ended])
+        failed = [each.error for each in ended]
+        raise _none(calls.callee.name, failed) from failed[0]
     scored = yield _Round(judge, [((value,), {}) for _, value in found], calls.max_workers)
     scores = [each.unwrap() for each in scored]
     best = 0

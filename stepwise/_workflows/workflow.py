@@ -23,12 +23,13 @@ from stepwise._values.codec import pickled_by_value
 from stepwise._values.preview import Redact
 from stepwise._values.trees import found_at
 from stepwise._workflows import definition as definitions
-from stepwise._workflows.begin import TopLevel, invoke, next_run_id, wakers
+from stepwise._workflows.begin import ChildCall, TopLevel, invoke, next_run_id, wakers
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
+    from stepwise._calls.driver import Core
     from stepwise._execution.budget import Budget
     from stepwise._runs.run import Run
     from stepwise._workflows.handles import AsyncHandle, Handle
@@ -181,6 +182,22 @@ class _Offers(definitions.TakesOptions, Generic[P, R_co]):
             return self._with(
                 definitions.Definition(definition.function, options, definition), _give_result
             )
+
+    @property
+    def _core(self) -> Callable[..., Core] | None:
+        """What makes the cores of calls inside a run, as that of a step; none for a generator."""
+        definition = self.definition
+        if definition.is_generator or definition.is_async_generator:
+            return None
+
+        def core(scope: Any, args: Any, kwargs: Any, *, asks_first: bool) -> Core:
+            def prepare(*call: Any) -> Core:
+                return ChildCall(*call).prepare(scope, asks_first=asks_first)
+
+            made: Core = self._with(definition, prepare)(*args, **kwargs)
+            return made
+
+        return core
 
     def run_id_for(self, /, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the id of the run that the next call with these arguments will mean, here and now.

@@ -4,12 +4,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from backwards import Backwards
 from flows import flow_of
 from outside import Log
 
@@ -202,6 +204,28 @@ def test_what_is_recorded_of_another_item_does_not_answer(monkeypatch, workers):
     monkeypatch.setattr(sys.modules[__name__], "PLACES", [1, 2, 3])
     assert agent() == ["sent 1", "sent 2", "sent 3"]
     assert sorted(sent) == [1, 2, 3]
+
+
+@workflow
+def drawing(n):
+    return [n, random.random()]
+
+
+def test_a_map_has_each_result_in_its_place(monkeypatch):
+    """Equal calls of a workflow: a resumed run has the results in their order, as of a step."""
+    found = Log()
+
+    def mapped():
+        found.append(stepwise.map(drawing, [7] * 4))
+        if len(found) == 1:
+            raise KeyError
+
+    agent = flow_of(mapped)
+    with pytest.raises(KeyError):
+        agent()
+    monkeypatch.setattr(concurrent.futures, "ThreadPoolExecutor", Backwards)
+    agent()
+    assert found[0] == found[1]
 
 
 def test_no_checkpoint_once_the_run_has_stopped():

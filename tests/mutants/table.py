@@ -1291,9 +1291,18 @@ _CHOICES = [
     _mutant(
         "what a plain function returned is not recorded",
         "_workflows/selection.py",
-        "        begun = begin(scope, function, calls, finder(function, None))\n",
-        "        return [lambda c=c: step_of(function).function(*c[0]) for c in calls], ()\n",
+        "        begun = begin(scope, function, calls, finder(function, None))\n"
+        "        assert begun is not None  # neither plain, nor a generator\n",
+        "        return [lambda c=c: step_of(function).function(*c[0], **c[1])"
+        " for c in calls], ()\n",
         "test_selection.py::test_what_plain_functions_return_is_recorded",
+    ),
+    _mutant(
+        "equal calls of a workflow are begun in the order of the threads",
+        "_calls/parallel.py",
+        'step._core if hasattr(step, "run_id_for") else None',
+        "None",
+        "test_threads.py::test_a_map_has_each_result_in_its_place",
     ),
     _mutant(
         "a score is made again at each evaluation",

@@ -1,12 +1,15 @@
 """``best_of``: the result with the highest score, which a resumed run chooses again."""
 
 import asyncio
+import concurrent.futures
 import functools
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from backwards import Backwards
+from flows import flow_of
 
 import stepwise
 from stepwise import Budget, NoCandidateError, best_of, step, tool, workflow
@@ -59,19 +62,9 @@ def numbers(*each):
     return [{"n": n} for n in each]
 
 
-def flow_of(function):
-    """A workflow that calls a function."""
-
-    @workflow
-    def flow():
-        return function()
-
-    return flow
-
-
 def in_run(function):
     """The result of a function in a run of its own."""
-    return flow_of(function)()
+    return flow_of(function, run_id=None)()
 
 
 # -- choosing --------------------------------------------------------------------------------------
@@ -162,6 +155,33 @@ def test_bodies_of_an_executor():
         chosen = in_run(lambda: best_of(numbers(1, 2), where, score=lambda result: result[0]))
     assert chosen[0] == 2
     assert chosen[1].startswith("elsewhere")
+
+
+@step
+def drawn():
+    return random.random()
+
+
+@workflow
+def drawing():
+    return drawn()
+
+
+@pytest.mark.parametrize("function", [drawn, drawing])
+def test_the_places_stay_whatever_the_threads_do(function, monkeypatch):
+    """A resumed run has each result in its place, also if its threads take another turn."""
+
+    def choose():
+        made.append(best_of(4, function, score=lambda result: 1, max_workers=4))
+        if len(made) == 1:
+            raise KeyError
+
+    flow = flow_of(choose)
+    with pytest.raises(KeyError):
+        flow()
+    monkeypatch.setattr(concurrent.futures, "ThreadPoolExecutor", Backwards)
+    flow()
+    assert made[0] == made[1]
 
 
 # -- awaited ---------------------------------------------------------------------------------------
@@ -292,6 +312,7 @@ def test_all_calls_fail():
     with pytest.raises(NoCandidateError, match="2 calls of 'some' failed") as failed:
         flow()
     assert [each.args for each in failed.value.exceptions] == [(1,), (2,)]
+    assert failed.value.__cause__ is failed.value.exceptions[0]
     bad.clear()
     assert flow() == 2
     assert sorted(made) == [1, 1, 2, 2]
@@ -352,6 +373,7 @@ REFUSED = {
     "no score": (lambda: best_of(2, answer, score=3), "score= of best_of.. must be a function"),
     "no workers": (lambda: best_of(2, answer, score=last, max_workers=0), "max_workers=0"),
     "a generator": (lambda: best_of(2, items, score=len), "is a generator"),
+    "a generator as score": (lambda: best_of(2, answer, score=items), "is a generator"),
 }
 
 
@@ -369,6 +391,8 @@ def test_a_workflow_outside_of_any_run():
     """Outside of any run calls of a workflow are refused: nothing would record the choice."""
     with pytest.raises(stepwise.ConfigurationError, match="call it in a @workflow"):
         best_of(2, child, score=last)
+    with pytest.raises(stepwise.ConfigurationError, match="call it in a @workflow"):
+        best_of(2, answer, score=child)
 
 
 def test_two_lambdas():
