@@ -89,7 +89,7 @@ def facts_to_go_on(store: Store, seal: Seal, run_id: str) -> RunFacts:
         branch = facts_of(store, seal, facts.superseded)
         if branch is None:
             raise RunNotFoundError(
-                f"run {run_id!r} went on as its branch {facts.superseded!r}, which was deleted. To "
+                f"run {run_id!r} went on as its branch {facts.superseded!r}, which is gone. To "
                 f"begin anew: .options(fresh=True), or stepwise forget {shell_word(run_id)}",
                 run_id=facts.superseded,
             )

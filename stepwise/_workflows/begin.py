@@ -1622,7 +1622,7 @@ class TopLevel(WorkflowCall):
         if meant.generated and meant.told and not waited:
             notice(meant.told)
         if meant.resumed:
-            memory.resumed = meant.run_id
+            memory.resumed = settings.resume()  # an adopted branch may go on instead
         call = self.invocation(
             self.store,
             meant.run_id,

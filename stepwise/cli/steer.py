@@ -248,7 +248,7 @@ def cancel(run_id: str, *, reason: str, as_json: bool) -> None:
 
     If no process executes it, it cleans up when its program is started again.
     """
-    run = cli.find_run(run_id)
+    run = cli.find_run(run_id)._to_go_on()
     run.cancel(reason)
     if as_json:
         cli.echo_json({**cli.id_and_status(run), "reason": reason})
@@ -282,7 +282,7 @@ def send(run_id: str, name: str, value: str, *, key: str | None, as_json: bool) 
     JSON is the value; - reads it from stdin.  A value sent before the run waits for it is kept.
     """
     text = sys.stdin.read() if value == "-" else value
-    parsed, run = cli.typed_json(text, "JSON"), cli.find_run(run_id)
+    parsed, run = cli.typed_json(text, "JSON"), cli.find_run(run_id)._to_go_on()
     number = run.send(name, parsed, key)
     if as_json:
         cli.echo_json(

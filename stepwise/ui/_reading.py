@@ -41,7 +41,7 @@ from typing import Any, get_args
 
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
-from stepwise._journal.journal import entries_of, newest_mark, open_head, seal_for
+from stepwise._journal.journal import entries_of, facts_of, newest_mark, open_head, seal_for
 from stepwise._journal.lease import describe_owner, supervisor_name
 from stepwise._journal.log import Bell
 from stepwise._journal.records import OVER, Entry, RunFacts
@@ -225,7 +225,7 @@ class RunReader:
                 known = self.known(self._listed(facts), until, data)
             if known is None:
                 self._unread += 1
-            elif known.matters.total:
+            elif known.matters.total and not self._is_moot(facts):
                 self._open.append(known)
         # A run whose child run waits for a person is listed by what the child run waits for.
         waiting = {above for known in self._open for above in self._above(known.row.facts.parent)}
@@ -235,6 +235,16 @@ class RunReader:
             if not (known.matters.resumable and known.row.id in waiting)
         ]
         self._looked = time.monotonic()
+
+    def _is_moot(self, facts: RunFacts) -> bool:
+        """Return whether a branch goes on instead of a run above, so that nobody resumes it."""
+        while facts.parent:
+            _, above = self._opened.get(facts.parent, (b"", None))
+            above = above or facts_of(self.store, self.seal, facts.parent)
+            if above is None or above.superseded:
+                return above is not None
+            facts = above
+        return False
 
     def _facts(self, head: Head) -> tuple[bytes, RunFacts]:
         """Return a head with its facts, which are read again only if the head has changed."""

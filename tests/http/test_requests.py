@@ -105,6 +105,22 @@ def test_the_same_id_is_the_same_run(client):
     assert len(stepwise.runs()) == 1
 
 
+def test_an_adopted_branch_answers_for_its_base(client):
+    """Requests that name a run whose branch was adopted get the branch: its state, its stream."""
+    page = client()
+    page.post("/start/count?run_id=r", json={"to": 2})
+    run = stepwise.get_run("r")
+    [branch] = run.branch(at=0)
+    branch.adopt()
+    assert page.get("/runs/r").json()["run"] == branch.run.id
+    again = page.post("/start/count?run_id=r", json={"to": 2})
+    assert again.headers["x-run-id"] == branch.run.id
+    assert events(again) == events(page.get("/runs/r/stream"))
+    assert [each.kind for each in run.stream()] == ["item", "item", "end"]
+    branch.run.delete()
+    assert page.get("/runs/r").status_code == 404
+
+
 def test_it_is_rejoined_at_any_offset(client):
     """A reader gets what follows its offset, from Last-Event-ID or from the address."""
     page = client()

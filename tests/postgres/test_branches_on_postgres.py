@@ -49,6 +49,12 @@ def test_branches_share_their_base(postgres, tmp_path):
     assert copy.verify().ok
     [collected] = run.branch(at=1, effects="collect")
     collected.adopt()
-    with pytest.raises(stepwise.RunConflictError):
+    stepwise.configure(suspend_after=0)
+    with pytest.raises(stepwise.RunSuspended, match=collected.run.id):
         agent.options(run_id=run.id)("tides")
     assert sent == []
+    assert [each.id for each in stepwise.runs(status="superseded")] == [run.id]
+    [question] = collected.run.questions
+    run.approve(question.step, question.ticket)
+    assert agent.options(run_id=run.id)("tides") == "about a about tides"
+    assert sent == ["about a about tides"]

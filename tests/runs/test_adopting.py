@@ -8,7 +8,7 @@ import signal
 import pytest
 from click.testing import CliRunner
 from harness import python
-from supervised import until
+from supervised import Staying, until
 
 import stepwise
 from stepwise import cli, step, tool, workflow
@@ -100,6 +100,18 @@ def process_forgets():
     process_memory.memory.__init__()
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_resumed_by_its_id(which, monkeypatch):
+    """``STEPWISE_RESUME`` with the id of either means the branch, once; a later call is another."""
+    run = agent.execute("tides")
+    branch = adopted(run)
+    answer(branch)
+    process_forgets()
+    monkeypatch.setenv("STEPWISE_RESUME", (run.id, branch.id)[which])
+    assert agent.execute("tides") == branch
+    assert agent.execute("tides").id not in (run.id, branch.id)
+
+
 def test_the_arguments_still_count():
     """The base's id with other arguments is a conflict, as before."""
     agent.options(run_id="base")("tides")
@@ -174,6 +186,19 @@ def test_recovered_runs_that_wait():
     run.send("news", "at last")
     until(lambda: branch.status == "completed")
     assert branch.result == "b about tides at last"
+
+
+def test_a_supervisor_that_has_the_base():
+    """``stepwise up`` goes on with the branch when what the base waited for has come."""
+    with pytest.raises(stepwise.RunSuspended):
+        waiting.options(run_id="base")("tides")
+    run = stepwise.get_run("base")
+    with Staying():
+        branch = adopted(run)
+        run.send("news", "at last")
+        until(lambda: branch.status == "completed")
+    assert branch.result == "b about tides at last"
+    assert run.status == "superseded"
 
 
 # -- messages --------------------------------------------------------------------------------------

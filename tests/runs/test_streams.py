@@ -342,7 +342,7 @@ def test_a_run_that_says_nothing_has_no_log():
 class _InProgress:
     """The facts of a run that only has streams."""
 
-    status = "running"
+    status, superseded = "running", ""
 
 
 run_ids = (f"run-{number}" for number in itertools.count())

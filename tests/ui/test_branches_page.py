@@ -3,6 +3,7 @@
 import asyncio
 import re
 
+import pytest
 from browsing import Reading
 
 import stepwise
@@ -252,6 +253,29 @@ def test_adopting(page):
     assert "goes on instead" in page.get("/")
     (matter,) = [each for each in page.get("/inbox").split("<article") if two.run.id in each]
     assert "Approve" in matter
+
+
+def test_what_a_superseded_run_waited_for(page):
+    """Nobody is asked for what a superseded run waited for, in its child runs neither."""
+
+    @workflow(name="below")
+    def child(topic):
+        return stepwise.approve(f"go below {topic}?")
+
+    @workflow(name="above", retention="all")
+    def parent(topic):
+        think(topic)
+        return child(topic)
+
+    stepwise.configure(suspend_after=0)
+    with pytest.raises(stepwise.RunSuspended):
+        parent.options(run_id="base")("tides")
+    assert page.get("/inbox").count("go below tides?") == 1
+    [branch] = stepwise.get_run("base").branch(at=1, variations=[{"topic": "winds"}])
+    assert page.get("/inbox").count("go below tides?") == 1
+    page.post(f"/runs/{branch.run.id}/adopt")
+    assert "go below tides?" not in page.get("/inbox")
+    assert page.get("/inbox").count("go below winds?") == 1
 
 
 def test_what_is_refused(page):

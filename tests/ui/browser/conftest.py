@@ -87,7 +87,7 @@ def browser():
 def shown(browser, tmp_path_factory):
     """A served store that no test changes: crashed, suspended, in doubt, failed, with branches."""
     story = Story(tmp_path_factory.mktemp("shown"))
-    for name in ("killed", "killed", "asked", "paid", "branched", "failed"):
+    for name in ("branched", "killed", "killed", "asked", "paid", "failed"):
         story.play(name)
     with story.served() as served:
         yield served

@@ -42,8 +42,7 @@ def pictures(page, target, root):
     take("run", f"{article}?step=6", "main")
     model = next(href for label, href in found.items() if label not in LABELS)
     take("model", f"{model}?step=4", "[data-live=step]")
-    letter = found["answer_letter"].partition(".")[0]
-    take("branches", letter, "[data-live=branches]")
+    take("branches", "/runs/letter", "[data-live=branches]")
     page.emulate_media(color_scheme="dark")
     take("run-dark", f"{article}?step=6", "main")
 

@@ -108,7 +108,7 @@ def answer_letter(ticket, model="small", tone="short"):
 
 def branched():
     """Make branches of a run: four that propose what they would send, and one that is refused."""
-    run = answer_letter.execute("the tide tables came late")
+    run = answer_letter.options(run_id="letter").execute("the tide tables came late")
     if run.forked_from:  # an adopted branch goes on
         return
     ways = [{"model": m, "tone": t} for m in ("small", "large") for t in ("warm", "formal")]
