@@ -144,7 +144,7 @@ bench: install  ## measure against the limits, print what users feel; docs/bench
 bench-peers: install  ## the same, and other libraries, each in its own environment (GO_ON=--go-on)
 	$(BIN)/python benchmarks/bench.py --peers $(QUICK) $(GO_ON)
 
-conformance: install  ## what libraries hold of "Resume Means Resume", with real kills; docs/conformance.md (QUICK=--quick)
+conformance: install  ## what libraries hold of "Resume Means Resume", with real kills; docs/conformance.md (QUICK=--quick tries it, and writes nothing)
 	$(BIN)/python benchmarks/conformance/conformance.py $(QUICK) --json benchmarks/conformance/results.json --page docs/conformance.md
 
 bench-page: install  ## write docs/benchmarks.md again, of the figures that there are

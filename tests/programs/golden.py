@@ -1,7 +1,7 @@
 """The runs in ``tests/data/format-N.tar.xz``: one for each way in which a store holds a run.
 
 ``python golden.py`` writes the archive of the present format.  The archive of a released format
-stays as it is: every later version has to read it.
+stays as it is, and so do these workflows: every later version has to finish its runs.
 """
 
 import contextlib
