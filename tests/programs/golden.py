@@ -98,7 +98,7 @@ def whole(texts):
     stepwise.emit("almost done")
     found.append(len(large(1 << 20)))
     found.append(send("a letter"))
-    found.append(stepwise.wait_for("answer", type=int))
+    found.append(stepwise.wait_for("answer"))
     return found, messages
 
 
@@ -135,7 +135,7 @@ def payment(cents):
 
 @workflow
 def question():
-    return stepwise.wait_for("answer", type=int) + 1
+    return stepwise.wait_for("answer") + 1
 
 
 @workflow
