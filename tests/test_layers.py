@@ -34,7 +34,7 @@ FUNCTION_LINES = 60
 
 ONLY_IN = {
     "IPython": {"stepwise._workflows.debugged", "stepwise.notebook"},
-    "annotationlib": {"stepwise._identity.identity"},
+    "annotationlib": {"stepwise._checkpoints.variables", "stepwise._identity.identity"},
     "ast": {"stepwise._rewrite", "stepwise._runs.paths"},
     "click": {"stepwise.cli.learn", "stepwise.cli"},
     "cloudpickle": {"stepwise._values.codec"},
