@@ -17,7 +17,7 @@ OF_TYPES := tests/test_typing.py
 OF_BROWSER := tests/ui/browser
 OF_REWRITE := tests/rewrite/test_rewrite_cpython.py tests/crash/test_teleports.py
 OF_WASM := $(addprefix tests/rewrite/test_,rewrite.py blocks.py source.py) tests/journal/test_ledger.py \
-	$(addprefix tests/journal/test_archive.py::test_,nothing_of_it_is_damaged its_runs_are_finished)
+	$(addprefix tests/journal/test_archive.py::test_,nothing_of_it_is_damaged what_was_killed_goes_on)
 
 .PHONY: help install browser test-ui pictures-ui test test-fast test-all test-rewrite test-wasm environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page conformance pictures screenshots docs
@@ -144,7 +144,7 @@ bench: install  ## measure against the limits, print what users feel; docs/bench
 bench-peers: install  ## the same, and other libraries, each in its own environment (GO_ON=--go-on)
 	$(BIN)/python benchmarks/bench.py --peers $(QUICK) $(GO_ON)
 
-conformance: install  ## what libraries hold of "Resume Means Resume", with real kills; docs/conformance.md (QUICK=--quick)
+conformance: install  ## what libraries hold of "Resume Means Resume", with real kills; docs/conformance.md (QUICK=--quick tries it, and writes nothing)
 	$(BIN)/python benchmarks/conformance/conformance.py $(QUICK) --json benchmarks/conformance/results.json --page docs/conformance.md
 
 bench-page: install  ## write docs/benchmarks.md again, of the figures that there are

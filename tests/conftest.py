@@ -70,6 +70,7 @@ SLOW = {
     *("test_which_call.py", "test_variables.py", "test_starts.py"),
     *("test_resume_clients.py", "test_testing.py", "test_statements.py"),
     *("test_log_protocol.py", "test_logged_store.py", "test_following.py", "test_ai_sdk.py"),
+    "test_instructions.py",
 }
 SLOW_TESTS = {
     *("test_a_step_in_a_worker_process_is_not_recorded", "test_random_programs"),
