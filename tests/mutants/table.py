@@ -245,6 +245,13 @@ _VALUES = [
         "test_variables.py::test_what_is_left_behind",
     ),
     _mutant(
+        "attributes that were set in another order are compared as the collector shows them",
+        "_values/trees.py",
+        "        self.shown = self.shown and same(gc.get_referents(*dicts), values)\n",
+        "",
+        "test_watch.py::test_attributes_that_were_set_in_another_order_are_compared_by_name",
+    ),
+    _mutant(
         "items that move from one list to the next are not noticed",
         "_values/trees.py",
         "            [*map(len, lists)] == self.counts\n            and all(",
