@@ -1004,7 +1004,7 @@ class Watch:
 
     def _look_at(self, mutable: list[Any]) -> None:
         sized = [each for each in mutable if type(each) in _SIZED]
-        others = [each for each in mutable if type(each) not in _SIZED]
+        others = [] if len(sized) == len(mutable) else [e for e in mutable if type(e) not in _SIZED]
         arrays = [each for each in others if is_array(type(each))]
         self._arrays = [*filterfalse(is_view, arrays)]
         self._contents = [*map(_content, self._arrays)]
