@@ -973,15 +973,17 @@ class Contents:
 
     def of_lists(self) -> Iterator[tuple[Any, list[Any]]]:
         """Yield the lists and sets, each with the items that were copied."""
-        items = iter(self.items)
+        at = 0
         for each, count in zip(self.lists, self.counts, strict=True):
-            yield each, [*islice(items, count)]
+            yield each, self.items[at : at + count]
+            at += count
 
     def of_dicts(self) -> Iterator[tuple[dict[Any, Any], list[Any], list[Any]]]:
         """Yield the dicts, each with the keys and the values that were copied."""
-        keys, values = iter(self.keys), iter(self.values)
+        at = 0
         for each, size in zip(self.dicts, self.sizes, strict=True):
-            yield each, [*islice(keys, size)], [*islice(values, size)]
+            yield each, self.keys[at : at + size], self.values[at : at + size]
+            at += size
 
 
 class Watch:
