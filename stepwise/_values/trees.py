@@ -928,13 +928,8 @@ class Contents:
 
     def extend(self, other: Contents) -> None:
         """Append a copy of other contents."""
-        self.lists += other.lists
-        self.counts += other.counts
-        self.items += other.items
-        self.dicts += other.dicts
-        self.sizes += other.sizes
-        self.keys += other.keys
-        self.values += other.values
+        for name in _COPIED:
+            getattr(self, name).extend(getattr(other, name))
         self.shown = self.shown and other.shown
 
     def __len__(self) -> int:
@@ -986,6 +981,9 @@ class Contents:
             at += size
 
 
+_COPIED = ("lists", "counts", "items", "dicts", "sizes", "keys", "values")
+
+
 class Watch:
     """A snapshot of mutable objects: lengths, keys and the objects in each slot.
 
@@ -997,12 +995,11 @@ class Watch:
 
     def __init__(self, nodes: Iterable[Any] = ()) -> None:
         mutable = [each for each in nodes if changes(each)]
-        self._is_broken = False
         try:
             self._look_at(mutable)
         except RuntimeError:  # another thread is changing a dict
             self._look_at([])
-            self._is_broken = True
+            self._break()
 
     def _look_at(self, mutable: list[Any]) -> None:
         sized = [each for each in mutable if type(each) in _SIZED]
@@ -1026,9 +1023,8 @@ class Watch:
 
     def extend(self, other: Watch) -> None:
         """Watch the objects of another watch as well."""
-        for name in _OF_WATCH:
+        for name in vars(self).keys() - {"_blocks"}:
             getattr(self, name).extend(getattr(other, name))
-        self._is_broken = self._is_broken or other._is_broken
         for each in other._blocks:
             if not self._blocks or len(self._blocks[-1]) + len(each) > BLOCK:
                 self._blocks.append(Contents())
@@ -1044,8 +1040,7 @@ class Watch:
         """Return whether nothing has changed."""
         try:
             return (
-                not self._is_broken
-                and self._shows_the_same()
+                self._shows_the_same()
                 and all(map(Contents.holds, self._blocks))
                 and not self._changed_views()
                 and [*map(_content, self._arrays)] == self._contents
@@ -1065,8 +1060,6 @@ class Watch:
     def changed(self) -> set[int]:
         """Return the ids of the changed objects; of all objects if the changed ones are unknown."""
         found = set[int]()
-        if self._is_broken:
-            return self._objects()
         try:
             for block in self._blocks:
                 found.update(map(id, block.changed()))
@@ -1080,15 +1073,11 @@ class Watch:
             arrays = zip(self._arrays, self._contents, strict=True)
             found.update(id(each) for each, content in arrays if _content(each) != content)
             found.update(map(id, self._changed_views()))
-        except (RuntimeError, ValueError):  # another thread is changing a dict
-            return self._objects()
+        except (RuntimeError, ValueError):  # another thread is changing a dict; a broken watch
+            held = chain.from_iterable((*each.lists, *each.dicts) for each in self._blocks)
+            views = [each for each, _, _ in self._views]
+            found.update(map(id, chain(held, self._others, self._arrays, views)))
         return found
-
-    def _objects(self) -> set[int]:
-        """Return the ids of all watched objects."""
-        held = chain.from_iterable((*each.lists, *each.dicts) for each in self._blocks)
-        views = [each for each, _, _ in self._views]
-        return {*map(id, chain(held, self._others, self._arrays, views))}
 
     @classmethod
     def of_classes(cls, classes: Iterable[type]) -> Watch:
@@ -1100,10 +1089,9 @@ class Watch:
     def broken(cls) -> Watch:
         """Return a watch that never holds."""
         watch = cls()
-        watch._is_broken = True
+        watch._break()
         return watch
 
-
-_OF_WATCH = (
-    *("_arrays", "_attributes", "_contents", "_counts", "_others", "_owners", "_shown", "_views"),
-)
+    def _break(self) -> None:
+        self._blocks.append(Contents())
+        self._blocks[-1].counts.append(-1)  # never equal to a length
