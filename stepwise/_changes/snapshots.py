@@ -69,6 +69,9 @@ class Changed(NamedTuple):
     before: Any
 
 
+_READ = object.__getattribute__  # calls no code of the object's class
+
+
 class _Level(Contents):
     """Objects that were found at one depth, and their contents."""
 
@@ -97,7 +100,7 @@ class _Level(Contents):
         try:
             return (
                 super().holds()
-                and same([*map(dict_of, self.instances)], self.attributes)
+                and same([*map(_READ, self.instances, repeat("__dict__"))], self.attributes)
                 and not any(map(_differs, self.others))
             )
         except RuntimeError:  # another thread is changing a dict
@@ -125,9 +128,11 @@ class _Level(Contents):
         self.others += other.others
 
     def new_items(self, before: _Level) -> list[Any]:
-        """Return the items of the lists; only the new items if this is one list that grew."""
-        begins = len(self.lists) == len(before.lists) == 1 and starts_with(self.items, before.items)
-        return self.items[len(before.items) :] if begins else self.items
+        """Return the items of the lists; of a list that grew only those behind the earlier ones."""
+        found: list[Any] = []
+        for (_, now), (_, then) in zip(self.of_lists(), before.of_lists(), strict=True):
+            found += now[len(then) :] if starts_with(now, then) else now
+        return found
 
     def __len__(self) -> int:
         return super().__len__() + len(self.others)
@@ -317,8 +322,11 @@ class Snapshot:
                 continue
             fresh, found = _Level(), list[Any]()
             for each in _objects_in(block):
-                held = self._look(fresh, type(each), [each])
-                found += held if type(each) is not list else ()
+                if type(each) is list and not self._within:
+                    fresh.add([each], ())  # its new items are opened below
+                else:
+                    held = self._look(fresh, type(each), [each])
+                    found += held if type(each) is not list else ()
             self._blocks[place] = fresh
             self._open([*fresh.new_items(block), *found])
             if len(self._met) > _STALE * self._new or self._has_clients:

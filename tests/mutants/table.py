@@ -245,6 +245,20 @@ _VALUES = [
         "test_variables.py::test_what_is_left_behind",
     ),
     _mutant(
+        "attributes that were set in another order are compared as the collector shows them",
+        "_values/trees.py",
+        "        self.shown = self.shown and same(gc.get_referents(*dicts), values)\n",
+        "",
+        "test_watch.py::test_attributes_that_were_set_in_another_order_are_compared_by_name",
+    ),
+    _mutant(
+        "a value that joins the newest group is not watched",
+        "_checkpoints/references.py",
+        "        self.watch.extend(watch)\n",
+        "",
+        "test_stored_once.py::test_every_change_is_seen",
+    ),
+    _mutant(
         "items that move from one list to the next are not noticed",
         "_values/trees.py",
         "            [*map(len, lists)] == self.counts\n            and all(",

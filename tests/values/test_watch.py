@@ -217,6 +217,40 @@ def test_one_key_of_one_message_is_noticed(place):
     assert not watch.holds()
 
 
+@pytest.mark.parametrize("place", [0, 1, 511, 512, 513, 1023, 1024, 1499])
+def test_one_of_many_containers_is_found(place):
+    """A change of one container is found among thousands, and no other one is taken for changed."""
+    held: list[Any] = [
+        [n] if n % 3 == 0 else {n: "number"} if n % 500 == 1 else {"text": n} for n in range(1500)
+    ]
+    watch, joined = Watch(held), Watch()
+    for at in range(0, 1500, 100):
+        joined.extend(Watch(held[at : at + 100]))
+    assert watch.holds()
+    assert joined.holds()
+    edit(held[place], 0, None, "more")
+    for each in (watch, joined):
+        assert not each.holds()
+        assert each.changed() == {id(held[place])}
+
+
+def test_attributes_that_were_set_in_another_order_are_compared_by_name():
+    """Values that change places among attributes are found, in whatever order these were set."""
+    Note("first", "sets the order of the class")
+    other = Note.__new__(Note)
+    other.more, other.text = 1000, 2000
+    held = vars(other)
+    watch = Watch([held])
+    assert watch.holds()
+    other.more, other.text = other.text, other.more
+    assert not watch.holds()
+    now = dict(held)
+    held.clear()
+    held.update(now)
+    assert not watch.holds()
+    assert watch.changed() == {id(held)}
+
+
 @given(st.integers(0, 20_000), st.integers(0, 20_000))
 def test_lists_of_many_objects_are_the_same_if_each_object_is(count, place):
     """Lists of any length are the same if they hold the same objects, not equal ones."""
