@@ -206,6 +206,13 @@ class Backlog:
             if facts is not None and facts.is_submitted:
                 yield UnfinishedRun(self.store, self.seal, facts)
 
+    def first_submitted(self) -> Iterator[UnfinishedRun]:
+        """Yield the submitted run of each workflow that is to begin first."""
+        for head in getattr(self.store, "first_due_heads", list)():
+            facts = open_head(self.seal, head) or facts_of(self.store, self.seal, head.run_id)
+            if facts is not None and facts.is_submitted:
+                yield UnfinishedRun(self.store, self.seal, facts)
+
     def look_at(self, run_id: str) -> UnfinishedRun | None:
         """Return the current state of a run, or ``None`` if the run need not continue.
 

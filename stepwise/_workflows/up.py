@@ -1262,6 +1262,7 @@ class Supervisor:
                 found = backlog.look()
                 for run in [*found, *filter(None, map(backlog.look_at, self._terms.only))]:
                     self._consider(run)
+                self._name_unserved(backlog)
             except (errors.StepwiseError, errors.RunStopped) as error:
                 if self._terms.once:
                     raise
@@ -1277,6 +1278,13 @@ class Supervisor:
         self._draw()
         self._draws = [time.monotonic() + _DRAW_AGAIN]  # a ring before this look may cover others
         self._sweep()
+
+    def _name_unserved(self, backlog: handles.Backlog) -> None:
+        """Name a submitted run of each workflow that is not known here, once for each workflow."""
+        known = {name for each in known_workflows() for name in names_of(each.definition)}
+        for run in backlog.first_submitted():
+            if run.facts.workflow not in known | self._strange:
+                self._consider(run)
 
     def _draw(self) -> None:
         """Plan the submitted runs that are next."""

@@ -31,6 +31,7 @@ from stepwise._display.terminal import (
     when,
 )
 from stepwise._display.words import cached_text, resume_text, tries_text
+from stepwise._journal.lease import is_served
 from stepwise._runs.branching import origin_of
 from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.finding import find_step, unsettled
@@ -489,6 +490,8 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
         _say("waits", printable(each))
     if run._facts().is_submitted:
         _say("begins", f"by {command_to_begin(run._facts())}")
+        if not is_served(run.store, run._facts().workflow):
+            _say("", "no stepwise up has it now")
     elif shown.status in UNFINISHED:
         where, line = run._goes_on()
         _say("resumes", f"{where}: stepwise resume {shell_word(run.id)}")

@@ -544,15 +544,26 @@ def test_resume_of_a_run_that_has_not_begun(monkeypatch):
 
 
 def test_unknown_workflows_are_left():
-    """Submitted runs of a workflow that is not imported here wait for another process."""
+    """Submitted runs of workflows that are not imported here wait, and the first is named once."""
     python(
         "-c",
-        "from stepwise import workflow\n@workflow(name='elsewhere')\ndef f(): pass\n"
-        "f.submit(run_id='e')",
+        "from stepwise import workflow\n"
+        "@workflow(name='elsewhere')\ndef f(number): pass\n"
+        "@workflow(name='nowhere')\ndef g(number): pass\n"
+        "for number in range(3):\n"
+        "    f.submit(number, run_id=f'e{number}')\n    g.submit(number, run_id=f'n{number}')",
     )
     job.submit("a")
-    once()
-    assert (done, stepwise.get_run("e").status) == (["a"], "suspended")
+    made, said = supervisor(once=True)
+    with made._here._output:
+        made._scan()
+        made.run()
+    assert (done, stepwise.get_run("e0").status) == (["a"], "suspended")
+    left = [each for each in said if each.kind == "left"]
+    assert {each.run.id for each in left} == {"e0", "n0"}
+    assert len(left) == 2
+    assert all("its workflow is not in these modules" in each.detail for each in left)
+    assert "no stepwise up has it now" in python("stepwise", "show", "e0").stdout
 
 
 def test_looking_does_not_cost_more_with_many(monkeypatch):
