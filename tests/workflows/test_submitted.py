@@ -343,6 +343,17 @@ def test_a_program_without_a_file_begins_its_own_runs():
     assert said.stdout == "[7]\n", said.stderr
 
 
+def test_a_store_in_memory(capfd):
+    """A submission to a store in memory says once that no other process can begin its runs."""
+    stepwise.configure(quiet=False)
+    for _ in range(2):
+        job.options(store="memory:submitted").submit("a")
+    said = capfd.readouterr().err
+    assert said.count("only recover() in this process can") == 1
+    (first, second) = stepwise.recover(job, store="memory:submitted")
+    assert (first.result(), second.result()) == ("a", "a")
+
+
 def test_a_generator_is_refused():
     """Nothing would consume the items of a generator."""
     with pytest.raises(stepwise.ConfigurationError, match="generator"):
