@@ -17,7 +17,7 @@ from stepwise import _rewrite as rewrite
 from stepwise import step, workflow
 from stepwise._journal.journal import open_head, seal_for
 from stepwise._runtime import settings
-from stepwise._workflows import submitted
+from stepwise._workflows import queues, submitted
 from stepwise._workflows import up as module
 from stepwise.stores import open_store
 
@@ -382,7 +382,7 @@ def test_in_a_coroutine():
 
 def test_in_the_order_of_submission(monkeypatch):
     """Runs begin in the order of their submission, however few of them are planned at a time."""
-    monkeypatch.setattr(module, "_DRAWN", 5)
+    monkeypatch.setattr(queues, "_DRAWN", 5)
     names = [f"{number}" for number in range(40)]
     for name in names:
         job.submit(name)
@@ -435,7 +435,7 @@ def test_a_supervisor_hears_of_submissions(monkeypatch):
 
 def test_a_later_submission_that_is_due_earlier(monkeypatch):
     """Runs that are due later do not keep others waiting, however many there are."""
-    monkeypatch.setattr(module, "_DRAWN", 5)
+    monkeypatch.setattr(queues, "_DRAWN", 5)
     monkeypatch.setattr(module, "_SCAN", 1000.0)
     for number in range(20):
         job.submit(number, at=HOUR)
@@ -443,7 +443,7 @@ def test_a_later_submission_that_is_due_earlier(monkeypatch):
         job.submit("a")
         job.submit("b")
         until(lambda: sorted(done) == ["a", "b"])
-        assert len(up.made._plans) <= 5
+        assert len(up.made._agenda.plans) <= 5
 
 
 def test_a_call_begins_the_run():
@@ -512,7 +512,7 @@ def test_a_signal_before_it_begins():
 
 def test_a_run_that_cannot_be_called_stops_no_other(monkeypatch):
     """Runs whose arguments do not load any more are left, and those behind them begin."""
-    monkeypatch.setattr(module, "_DRAWN", 5)
+    monkeypatch.setattr(queues, "_DRAWN", 5)
     for _ in range(12):
         job.submit(Gone())
     job.submit("a")
@@ -579,7 +579,7 @@ def test_unknown_workflows_are_left():
 
 def test_looking_does_not_cost_more_with_many(monkeypatch):
     """What a supervisor reads and keeps is the same for any number of submitted runs."""
-    monkeypatch.setattr(module, "_DRAWN", 10)
+    monkeypatch.setattr(queues, "_DRAWN", 10)
     monkeypatch.setattr(module, "_SCAN", 0.0)
 
     def opened(number):
@@ -597,7 +597,7 @@ def test_looking_does_not_cost_more_with_many(monkeypatch):
         for _ in range(3):
             made._scan()
         monkeypatch.setattr(module.handles, "open_head", read)
-        assert len(made._plans) == 10
+        assert len(made._agenda.plans) == 10
         for lease in made._announced.values():
             lease.release()
         return len(looks)
@@ -785,7 +785,7 @@ def test_a_run_that_waits_for_its_turn_takes_no_place():
 
 def test_many_runs_that_wait_for_their_turn(monkeypatch):
     """Few of the runs of a limited workflow are planned at a time, and all are executed."""
-    monkeypatch.setattr(module, "_DRAWN", 5)
+    monkeypatch.setattr(queues, "_DRAWN", 5)
     for number in range(30):
         two.submit(number)
     once(most=3)
