@@ -5,8 +5,8 @@ import collections
 import time
 
 import pytest
-from harness import python
-from supervised import Staying, once, supervisor, until
+from harness import python, until
+from supervised import Staying, once, supervisor
 
 import stepwise
 from stepwise import step, workflow
