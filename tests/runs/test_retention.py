@@ -158,6 +158,9 @@ def test_a_run_that_began_anew_since_it_was_listed(monkeypatch):
 
 def test_a_run_that_is_looked_at_while_it_is_deleted(monkeypatch, capfd):
     """Whoever looks at a run in the middle of its deletion hears that it is gone, not of a loss."""
+    broken.add("older")
+    with pytest.raises(ValueError, match="older"):
+        call("older")
     stepwise.configure(quiet=False)
     make("a", "b")
     one, other = stepwise.get_run("a"), stepwise.get_run("b")
@@ -175,7 +178,7 @@ def test_a_run_that_is_looked_at_while_it_is_deleted(monkeypatch, capfd):
         return result_of(*place)
 
     monkeypatch.setattr(journals, "bury", looking)
-    keeping(runs=1)
+    keeping(runs=2)
     assert looked == ["a"] * 3
     assert "acknowledged" not in capfd.readouterr().err
     monkeypatch.undo()
