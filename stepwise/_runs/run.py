@@ -143,11 +143,14 @@ class Run:
     def _facts(self) -> RunFacts:
         facts = journals.facts_of(self.store, self._seal, self.id)
         if facts is None:
-            journals.Journal(
-                self.store, self._seal, self.id, 0, fsync=True
-            ).load()  # raises if it is lost
             what = f"run {self.id!r} is gone from {self.store.url}"
-            if journals.newest_mark(self.store, self._seal, self.id).last:
+            # Whoever deletes a run holds its lease until no mark of it is left.
+            is_being_deleted = self.store.owner(self.id) is not None
+            if not is_being_deleted:
+                journals.Journal(
+                    self.store, self._seal, self.id, 0, fsync=True
+                ).load()  # raises if it is lost
+            if not is_being_deleted and journals.newest_mark(self.store, self._seal, self.id).last:
                 what += (
                     ": only marks of it are left. Put the folder back from a backup and run "
                     f"stepwise restore, or delete them: stepwise forget {shell_word(self.id)}"
@@ -435,7 +438,11 @@ class Run:
             UnreadableValueError: the value could not be recorded, or cannot be loaded here; the
                 message says why, and how to get the value.
         """
-        return result_of(self.store, self._seal, self._facts())
+        try:
+            return result_of(self.store, self._seal, self._facts())
+        except errors.UnreadableValueError:
+            self._facts()  # raises if the run was deleted meanwhile
+            raise
 
     @property
     def error(self) -> BaseException | None:

@@ -33,6 +33,7 @@ from stepwise._journal.journal import (
     read,
     read_one,
 )
+from stepwise._journal.lease import is_served
 from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import OVER, Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
@@ -102,6 +103,12 @@ def command_to_begin(facts: RunFacts) -> str:
     place = place_of_run(facts)
     name = os.path.splitext(os.path.basename(place))[0] if os.path.isabs(place) else place
     return f"stepwise up {shell_word(name)}"
+
+
+def begins_text(store: Store, facts: RunFacts) -> str:
+    """Return in words how a submitted run begins, and whether somebody is there to begin it."""
+    nobody = "" if is_served(store, facts.workflow) else "; no stepwise up has it now"
+    return f"by {command_to_begin(facts)}{nobody}"
 
 
 def gone(store: Store, run_id: str) -> RunNotFoundError:

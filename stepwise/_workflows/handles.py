@@ -207,6 +207,20 @@ class Backlog:
             if facts is not None and facts.is_submitted:
                 yield UnfinishedRun(self.store, self.seal, facts)
 
+    def first_of_others(self, names: Iterable[str]) -> Iterator[UnfinishedRun]:
+        """Yield the first submitted run of each workflow that is none of these.
+
+        Args:
+            names: the full names of workflows.
+        """
+        indexes = {index for name in names for index in self.seal.indexes(name)}
+        for head in getattr(self.store, "first_due_heads", list)():
+            if head.workflow in indexes:
+                continue
+            facts = open_head(self.seal, head) or facts_of(self.store, self.seal, head.run_id)
+            if facts is not None and facts.is_submitted:
+                yield UnfinishedRun(self.store, self.seal, facts)
+
     def look_at(self, run_id: str) -> UnfinishedRun | None:
         """Return the current state of a run, or ``None`` if the run need not continue.
 

@@ -37,6 +37,7 @@ from stepwise._runs.run import Run, current_step
 from stepwise._runtime import settings
 from stepwise._runtime.clock import elapsed, now
 from stepwise._runtime.forks import process_lock
+from stepwise._runtime.messages import Once, notice, reports
 from stepwise._runtime.options import check
 from stepwise._values.codec import JSON
 from stepwise._workflows.begin import (
@@ -57,6 +58,7 @@ At = dt.datetime | dt.timedelta | None
 _PATIENCE = 10.0  # seconds that another process may take to record a run of the same id
 _BETWEEN_RINGS = 0.1  # seconds; whoever hears a ring looks twice, with a longer pause
 
+_is_first = Once()
 _lock = process_lock()
 _last = 0.0  # the time of the last submission of this process
 _rung: dict[str, float] = {}  # by the URL of the store: when the bell was rung
@@ -106,8 +108,20 @@ def _submitted(
     check_key(store, seal)
     _record(call, seal, due, limited=workflow.options.concurrent is not None)
     _ring(store, seal)
+    if not store.persistent:
+        _tell_of_memory(workflow.label, store.url)
     run = Run(store, call.run_id, seal)
     return run._to_go_on() if call.explicit else run
+
+
+@reports
+def _tell_of_memory(label: str, url: str) -> None:
+    if _is_first(url):
+        notice(
+            f"runs that {label}.submit() records in {url} end with this process, and stepwise up "
+            "cannot begin them: only recover() in this process can. Choose another store with "
+            "STEPWISE_STORE or stepwise.configure(store=...)"
+        )
 
 
 def _refuse_ambiguous(

@@ -39,10 +39,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import heapq
 import importlib
 import io
-import itertools
 import math
 import os
 import queue
@@ -59,7 +57,6 @@ from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise import errors
-from stepwise._calls.limited import ask_for_run
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
 from stepwise._execution.suspension import pending
@@ -89,6 +86,7 @@ from stepwise._workflows.begin import TopLevel, run_of
 from stepwise._workflows.definition import Definition, TakesOptions
 from stepwise._workflows.execute import Recall, record_end_of_process, record_submission
 from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start
+from stepwise._workflows.queues import Agenda, Key, Plan, Queue, Turns
 from stepwise._workflows.resume import WorkflowRun
 from stepwise._workflows.schedules import Timetable
 from stepwise.stores import Store, open_store
@@ -885,7 +883,6 @@ class ModuleFiles:
 # -- supervisor -----------------------------------------------------------------------------------
 
 
-_DRAWN = 100  # submitted runs of a workflow that are planned; the others stay in the store
 _DRAW_AGAIN = 0.25  # seconds after a ring; a submission may follow another one without a ring
 _SCAN = 5.0  # seconds between two looks at all unfinished runs
 _BELL = 0.1  # seconds between two looks at the bells
@@ -898,7 +895,6 @@ _RETENTION = 1.0  # seconds for deletions in each store, with ``once``
 Kind = Literal[
     "ready", "begun", "ended", "left", "changed", "draining", "problem", "pruned", "schedule"
 ]
-Key = tuple[str, str]
 
 
 class Happening(NamedTuple):
@@ -968,48 +964,6 @@ def stores_for(modules: Sequence[str]) -> list[Store]:
     return [first, *(each for each in others if each.persistent)]
 
 
-class _Plan(NamedTuple):
-    """The moment at which a run continues.
-
-    Args:
-        at: in seconds since 1970; infinite if only a message wakes the run.
-        alone: whether the run gets its own process, since it may kill the process.
-    """
-
-    run: handles.UnfinishedRun
-    at: float
-    alone: bool = False
-
-
-class _Queue:
-    """The submitted runs of one workflow in one store, of which only the next are planned.
-
-    Attributes:
-        planned: the runs that are planned.
-        has_more: whether there may be others behind them.
-    """
-
-    def __init__(self, backlog: handles.Backlog, names: tuple[str, ...]) -> None:
-        self._backlog, self._names = backlog, names
-        self.planned: dict[Key, handles.UnfinishedRun] = {}
-        self.has_more = False
-
-    def is_full(self) -> bool:
-        """Return whether as many runs as are planned are due, so that others need no look."""
-        last = next(reversed(self.planned.values()), None)
-        return self.has_more and last is not None and last.until <= clock.now()
-
-    def draw(self, is_planned: Callable[[handles.UnfinishedRun], bool]) -> None:
-        """Look for the next runs.
-
-        Args:
-            is_planned: returns whether a run is to be planned at all.
-        """
-        found = filter(is_planned, self._backlog.submitted(self._names))
-        self.planned = {run.key: run for run in itertools.islice(found, _DRAWN)}
-        self.has_more = len(self.planned) == _DRAWN
-
-
 class _LeftAlone(NamedTuple):
     """A run that the supervisor leaves alone until something about the run changes."""
 
@@ -1041,23 +995,15 @@ class Supervisor:
     ) -> None:
         self._backlogs = {store.url: handles.Backlog(store) for store in stores}
         self._queues = [
-            _Queue(backlog, names)
+            Queue(backlog, names)
             for backlog in self._backlogs.values()
             for names in {names_of(each.definition) for each in known_workflows()}
         ]
-        self._behind = _behind()  # fixed, so that the order of moments stays
         self._draws: list[float] = []  # moments, by the monotonic clock, of looks at the queues
         self._terms, self._report = terms, report
         self._bells: dict[str, Bell] = {}
-        self._plans: dict[Key, _Plan] = {}
-        self._agenda: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
-        self._starts: list[
-            tuple[float, float, Key]
-        ] = []  # the same, of submitted runs: they are last
-        self._moments: set[tuple[float, Key]] = set()  # the moments and runs in the heap
+        self._agenda = Agenda()
         self._jobs: dict[Key, Underway] = {}
-        self._asked: dict[Key, tuple[_Plan, Turn]] = {}  # runs that wait for their turn
-        self._held: list[_Plan] = []  # runs that ask for their turn once others have theirs
         self._left: dict[Key, _LeftAlone] = {}
         self._strange: set[str] = set()  # workflows that are not known here
         self._said: set[tuple[Key, str]] = set()
@@ -1068,6 +1014,7 @@ class Supervisor:
         self._apart: Engine = terms.engine or OwnProcess(terms.alone)
         # Not a condition or event: a signal handler of the same thread may put an item.
         self._news: queue.SimpleQueue[Underway | None] = queue.SimpleQueue()
+        self._turns = Turns(functools.partial(self._news.put, None), _behind())
         self._announced: dict[Key, Lease] = {}
         self._timetable = Timetable(
             (each.store for each in self._backlogs.values()), self._tell_of_schedule
@@ -1127,7 +1074,7 @@ class Supervisor:
 
         Runs that other processes execute are not considered.
         """
-        at = min([self._noted, *(plan.at for plan in self._plans.values())])
+        at = min([self._noted, *(plan.at for plan in self._agenda.plans.values())])
         if not self._terms.only:
             at = min(at, self._timetable.next)
         return None if math.isinf(at) else at
@@ -1161,7 +1108,7 @@ class Supervisor:
         if self._terms.once:
             self._horizon = clock.now() + _SCAN
         if not self._terms.only:
-            now, plans = clock.now(), self._plans.values()
+            now, plans = clock.now(), self._agenda.plans.values()
             waiting = sum(p.at > now and p.run.facts.status == "suspended" for p in plans)
             due = count(len(plans) - waiting, "run")
             more = ", and more" if any(each.has_more for each in self._queues) else ""
@@ -1194,13 +1141,12 @@ class Supervisor:
         self._end()
 
     def _has_due(self) -> bool:
-        is_due = any(plan.at <= self._horizon for plan in self._plans.values())
-        return bool(self._jobs or self._asked or is_due)
+        is_due = any(plan.at <= self._horizon for plan in self._agenda.plans.values())
+        return bool(self._jobs or self._turns.asked or is_due)
 
     def _end(self) -> None:
         """End in order: first what others may take over."""
-        for _, turn in self._asked.values():
-            turn.desk.leave(turn)
+        self._turns.leave()
         for url in self._backlogs:
             self._withdraw(url)
         self._drain()
@@ -1215,16 +1161,12 @@ class Supervisor:
 
     def _forget_plans(self) -> None:
         """Forget when runs continue; the next scan plans all of them."""
-        self._plans.clear()
         self._agenda.clear()
-        self._starts.clear()
-        self._moments.clear()
         for each in self._queues:
             each.planned.clear()
 
     def _pause(self, to_scan: float) -> float:
-        heads = (agenda[0][0] for agenda in (self._agenda, self._starts) if agenda)
-        ahead = min(heads, default=math.inf) - clock.now()
+        ahead = self._agenda.next - clock.now()
         if len(self._jobs) >= self._terms.most:
             ahead = math.inf
         return max(0.0, min(to_scan, ahead, _BELL))
@@ -1262,6 +1204,7 @@ class Supervisor:
                 found = backlog.look()
                 for run in [*found, *filter(None, map(backlog.look_at, self._terms.only))]:
                     self._consider(run)
+                self._name_unserved(backlog)
             except (errors.StepwiseError, errors.RunStopped) as error:
                 if self._terms.once:
                     raise
@@ -1271,12 +1214,19 @@ class Supervisor:
             there = {run.key for run in found}
             there |= {key for key, left in self._left.items() if left.run.facts.is_submitted}
             there |= {key for each in self._queues for key in each.planned}
-            for known in (self._plans, self._left, self._faults, self._died):
+            for known in (self._agenda.plans, self._left, self._faults, self._died):
                 for key in [key for key in known if key[0] == url and key not in there]:
                     del known[key]
         self._draw()
         self._draws = [time.monotonic() + _DRAW_AGAIN]  # a ring before this look may cover others
         self._sweep()
+
+    def _name_unserved(self, backlog: handles.Backlog) -> None:
+        """Name a submitted run of each workflow that is not known here, once for each workflow."""
+        known = {name for each in known_workflows() for name in names_of(each.definition)}
+        for run in backlog.first_of_others(known):
+            if run.facts.workflow not in self._strange:
+                self._consider(run)
 
     def _draw(self) -> None:
         """Plan the submitted runs that are next."""
@@ -1293,12 +1243,12 @@ class Supervisor:
         soon = time.monotonic()
         self._draws = [soon, soon + _DRAW_AGAIN]
 
-    def _refill(self, line: _Queue) -> None:
+    def _refill(self, line: Queue) -> None:
         before = line.planned
-        underway = self._jobs.keys() | self._asked.keys()
+        underway = self._jobs.keys() | self._turns.asked.keys()
         line.draw(lambda run: run.key not in underway and not self._is_left(run))
         for key in before.keys() - line.planned.keys():
-            self._plans.pop(key, None)
+            self._agenda.plans.pop(key, None)
         for run in line.planned.values():
             self._consider(run)
 
@@ -1350,19 +1300,21 @@ class Supervisor:
 
     def _look_at(self, url: str, run_id: str) -> None:
         run = self._backlogs[url].look_at(run_id)
-        if run is not None and (run.key in self._plans or not run.facts.is_submitted):
-            self._plans.pop(run.key, None)
+        if run is not None and (run.key in self._agenda.plans or not run.facts.is_submitted):
+            self._agenda.plans.pop(run.key, None)
             self._consider(run)
 
     def _sweep(self) -> None:
         """Read a few inboxes, since a ring may have been lost."""
         if not self._swept:
             self._swept.extend(
-                key for key, plan in self._plans.items() if plan.run.facts.status == "suspended"
+                key
+                for key, plan in self._agenda.plans.items()
+                if plan.run.facts.status == "suspended"
             )
         for _ in range(min(_SWEPT, len(self._swept))):
             key = self._swept.popleft()
-            plan = self._plans.get(key)
+            plan = self._agenda.plans.get(key)
             if plan is not None and plan.at > clock.now():
                 with contextlib.suppress(errors.StepwiseError, errors.RunStopped):
                     self._look_at(*key)
@@ -1398,17 +1350,17 @@ class Supervisor:
         key, facts, only = run.key, run.facts, self._terms.only
         if (
             key in self._jobs
-            or key in self._asked
+            or key in self._turns.asked
             or (only and facts.run_id not in only)
             or self._is_left(run)
         ):
             return
-        known = self._plans.get(key)
+        known = self._agenda.plans.get(key)
         if known is not None and known.run.facts == facts:
             return
         why = run.why()
         if why is None and facts.status == "running":
-            self._plans.pop(key, None)  # a process executes the run
+            self._agenda.plans.pop(key, None)  # a process executes the run
             return
         try:
             definition = known_workflow(facts.workflow).definition
@@ -1419,7 +1371,7 @@ class Supervisor:
             self._plan_after_death(run, definition.code)
         else:
             is_due = why is not None and not facts.is_submitted  # those keep their order
-            self._plan(_Plan(run, clock.now() if is_due else run.until))
+            self._agenda.add(Plan(run, clock.now() if is_due else run.until))
 
     def _leave_strange(self, run: handles.UnfinishedRun, error: errors.ConfigurationError) -> None:
         """Leave a run whose workflow is unknown here; report the first of them by name."""
@@ -1441,7 +1393,7 @@ class Supervisor:
             self._died[run.key] = deaths.at
             self.deaths[run.facts.workflow] += 1
         if self._terms.only:
-            self._plan(_Plan(run, clock.now()))
+            self._agenda.add(Plan(run, clock.now()))
         elif deaths.are_deadly:
             why = f"its process died {deaths.stuck} times at the same step"
             self._failed += 1
@@ -1451,15 +1403,7 @@ class Supervisor:
             if not deaths.attempts and handles.is_submitted(run):
                 wait = _OWN_TASK
             alone = deaths.stuck >= DEADLY - 1 and bool(self._terms.alone(run.run))
-            self._plan(_Plan(run, deaths.at + wait, alone))
-
-    def _plan(self, plan: _Plan) -> None:
-        key = plan.run.key
-        self._plans[key] = plan
-        if plan.at < math.inf and (plan.at, key) not in self._moments:
-            self._moments.add((plan.at, key))
-            agenda = self._starts if plan.run.facts.is_submitted else self._agenda
-            heapq.heappush(agenda, (plan.at, plan.run.facts.created_at, key))
+            self._agenda.add(Plan(run, deaths.at + wait, alone))
 
     def _is_left(self, run: handles.UnfinishedRun) -> bool:
         left = self._left.get(run.key)
@@ -1503,7 +1447,7 @@ class Supervisor:
 
     def _tell_of_others(self) -> None:
         """Report the runs that were not due when the supervisor ends."""
-        for plan in sorted(self._plans.values(), key=lambda each: each.at):
+        for plan in sorted(self._agenda.plans.values(), key=lambda each: each.at):
             if plan.run.facts.status == "suspended":
                 self._say("left", plan.run, _waits_for(plan.run))
             else:
@@ -1518,19 +1462,13 @@ class Supervisor:
         """Begin the runs whose moment has come, the longest due first."""
         self._begin_in_turn()
         latest = min(clock.now(), self._horizon)
-        for agenda in (self._agenda, self._starts):
-            self._begin_from(agenda, latest)
-
-    def _begin_from(self, agenda: list[tuple[float, float, Key]], latest: float) -> None:
-        while agenda and agenda[0][0] <= latest and not self._is_ending:
-            if len(self._jobs) >= self._terms.most:
+        while len(self._jobs) < self._terms.most and not self._is_ending:
+            plan = self._agenda.take(latest)
+            if plan is None:
                 return
-            at, _, key = heapq.heappop(agenda)
-            self._moments.discard((at, key))
-            plan = self._plans.get(key)
-            if plan is None or plan.at != at or key in self._jobs or self._is_held(plan):
+            if plan.run.key in self._jobs or self._is_held(plan):
                 continue
-            del self._plans[key]
+            del self._agenda.plans[plan.run.key]
             if self._is_ours(plan.run):
                 self._begin(plan)
 
@@ -1538,46 +1476,32 @@ class Supervisor:
         """Return whether to begin a run whose moment has come."""
         return self._is_still_next(run) and not self._is_left_to_another_version(run)
 
-    def _is_held(self, plan: _Plan) -> bool:
+    def _is_held(self, plan: Plan) -> bool:
         """Ask for the turn of a run whose workflow has ``concurrent=``; return whether it waits."""
-        run, key = plan.run, plan.run.key
-        workflow = known_workflow(run.facts.workflow).definition
-        most = workflow.options.concurrent
-        if most is None or plan.alone or self._engine is not self._here:
+        workflow = known_workflow(plan.run.facts.workflow).definition
+        is_free = workflow.options.concurrent is None
+        if is_free or plan.alone or self._engine is not self._here:
             return False  # another process asks itself
-        ahead = sum(
-            each.run.facts.workflow == run.facts.workflow for each, _ in self._asked.values()
-        )
-        if ahead >= self._terms.most:
-            self._held.append(plan)
-            return True
-        del self._plans[key]
-        since = plan.at + self._behind
-        place, ring = (run.store, run.seal), functools.partial(self._news.put, None)
-        turn = ask_for_run(place, workflow.full_name, most, run.facts.run_id, ring, since)
-        self._asked[key] = plan, turn
+        if self._turns.ask(plan, workflow, self._terms.most):
+            del self._agenda.plans[plan.run.key]
         return True
 
     def _begin_in_turn(self) -> None:
         """Begin the runs that have got their turn."""
-        for key, (plan, turn) in list(self._asked.items()):
-            if not (turn.granted or turn.error):
-                continue
-            del self._asked[key]
+        for plan, turn in self._turns.decided():
             if turn.error is not None:
-                self._plan(plan._replace(at=clock.now() + self._pause_after_fault(plan.run)))
+                self._agenda.add(plan._replace(at=clock.now() + self._pause_after_fault(plan.run)))
                 self._say("problem", plan.run, error_text(turn.error))
             elif len(self._jobs) >= self._terms.most:  # others took the places here meanwhile
                 turn.desk.leave(turn)
-                self._plan(plan)
+                self._agenda.add(plan)
             elif self._is_ours(plan.run):
                 self._begin(plan, turn)
             else:
                 turn.desk.leave(turn)
-            for each in self._held:
-                if self._plans.get(each.run.key) is each:
-                    self._plan(each)
-            self._held.clear()
+            for each in self._turns.held():
+                if self._agenda.plans.get(each.run.key) is each:
+                    self._agenda.add(each)
 
     def _is_still_next(self, run: UnfinishedRun) -> bool:
         """Return whether nobody has begun a submitted run meanwhile; plan the next ones in time."""
@@ -1611,7 +1535,7 @@ class Supervisor:
                 return True
         return False
 
-    def _begin(self, plan: _Plan, turn: Turn | None = None) -> None:
+    def _begin(self, plan: Plan, turn: Turn | None = None) -> None:
         job = self._jobs[plan.run.key] = Underway(plan.run, self._news.put, turn)
         engine = self._apart if plan.alone else self._engine
         if engine is self._here:
@@ -1629,7 +1553,7 @@ class Supervisor:
         except errors.StoreError as error:
             if self._terms.once or self._is_ending:
                 raise
-            self._plan(_Plan(job.run, clock.now() + self._pause_after_fault(job.run)))
+            self._agenda.add(Plan(job.run, clock.now() + self._pause_after_fault(job.run)))
             self._say("problem", None, f"{job.run.facts.run_id}: {error_text(error)}")
 
     def _pause_after_fault(self, run: handles.UnfinishedRun) -> float:
@@ -1676,7 +1600,7 @@ class Supervisor:
             self.note_due(now.until if waits else clock.now())
             return
         if waits and now.facts.waits == run.facts.waits:  # the run was woken in vain
-            self._plan(_Plan(now, max(clock.now() + 1.0, now.until)))
+            self._agenda.add(Plan(now, max(clock.now() + 1.0, now.until)))
         else:
             self._consider(now)
 
@@ -1687,7 +1611,7 @@ class Supervisor:
         self._failed += 1
         lost = isinstance(error, (errors.CorruptStoreError, errors.JournalLostError))
         if isinstance(error, (errors.StoreError, errors.LeaseLostError, MemoryError)) and not lost:
-            self._plan(_Plan(run, clock.now() + self._pause_after_fault(run)))
+            self._agenda.add(Plan(run, clock.now() + self._pause_after_fault(run)))
             self._say("problem", run, error_text(error))
             return
         text = "" if error is None else error_text(error) or type(error).__name__

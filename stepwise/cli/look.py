@@ -40,7 +40,7 @@ from stepwise._runs.paths import JSON_ROOM, find, find_recorded, short, short_va
 from stepwise._runs.portable import test_of, to_data
 from stepwise._runs.replica import taken_from
 from stepwise._runs.run import Listed, listed, number_of_runs
-from stepwise._runs.steps import UNFINISHED, RunStatus, command_to_begin, newest_checkpoint
+from stepwise._runs.steps import UNFINISHED, RunStatus, begins_text, newest_checkpoint
 from stepwise._runs.streaming import RunStream, shown_item
 from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import printable, shell_word
@@ -503,7 +503,7 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     for each in shown.waits:
         _say("waits", printable(each))
     if run._facts().is_submitted:
-        _say("begins", f"by {command_to_begin(run._facts())}")
+        _say("begins", begins_text(run.store, run._facts()))
     elif shown.status in UNFINISHED:
         where, line = run._goes_on()
         _say("resumes", f"{where}: stepwise resume {shell_word(run.id)}")

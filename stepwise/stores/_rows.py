@@ -325,6 +325,10 @@ _DUE = (
     "SELECT due, place, run, words, value FROM Heads INDEXED BY Heads_due WHERE unfinished = ? "
     "AND due IS NOT NULL AND (due, place) > (?, ?) ORDER BY due, place LIMIT ?"
 )
+_FIRST_DUE = (
+    "SELECT unfinished, run, words, value FROM Heads INDEXED BY Heads_due WHERE unfinished > ? "
+    "AND due IS NOT NULL ORDER BY unfinished, due, place LIMIT 1"
+)
 _METADATA = {"count", "size", "hits", "misses"}  # settings that diskcache creates itself
 _MADE = {
     "Heads",
@@ -695,6 +699,13 @@ class Rows:
             is_wanted = head is not None and wanted.workflow in (None, head.workflow)
             found.append((here, head if is_wanted else None))
         return found
+
+    def first_due_heads(self) -> list[Head]:
+        found, workflow = list[Head | None](), ""
+        while row := self._con.execute(_FIRST_DUE, (workflow,)).fetchone():
+            workflow, run, words, value = row
+            found.append(unpack(value, run, words))
+        return [head for head in found if head is not None]
 
     def count_heads(self, words: Words) -> int:
         texts, values = _having(words)

@@ -30,6 +30,8 @@ A store may have more methods:
   first, and of equal ones the run that was written first.  ``heads(unfinished=True)`` and
   ``newest_heads(unfinished=True)`` leave these heads out.  A store without this method ignores
   ``due``: such a head is then one of the unfinished ones.
+- ``first_due_heads()`` returns of these heads the earliest one of each workflow, so that runs that
+  nobody serves are found among any number of others.
 - ``count_heads(words=())`` returns the number of heads that have these words.
 - ``used(above)`` returns the bytes of all data, without the free space that deleted runs left; or
   any number up to ``above`` if the data are not larger than that.

@@ -573,6 +573,11 @@ class DiskStore:
         return self._all(lambda rows, *page: rows.heads(wanted, *page), *sizes)
 
     @_locked
+    def first_due_heads(self) -> list[Head]:
+        """Return the earliest head of each workflow's runs that are to begin."""
+        return self._opened().first_due_heads() if self._exists() else []
+
+    @_locked
     def count_heads(self, words: Words = ()) -> int:
         """Return the number of runs whose heads have these words, child runs included."""
         return self._opened().count_heads(words) if self._exists() else 0

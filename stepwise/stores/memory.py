@@ -136,6 +136,13 @@ class MemoryStore:
         found = [(at, head) for at, head in due if at is not None]
         return (head for _, head in sorted(found, key=lambda each: each[0]))
 
+    def first_due_heads(self) -> list[Head]:
+        """Return the earliest head of each workflow's runs that are to begin."""
+        with self._lock:
+            heads = [run.head for run in self._runs.values() if run.head is not None]
+        workflows = dict.fromkeys(head.workflow for head in heads if head.due is not None)
+        return [next(self.due_heads(workflow)) for workflow in workflows]
+
     def count_heads(self, words: Words = ()) -> int:
         """Return the number of runs whose heads have these words, child runs included."""
         with self._lock:

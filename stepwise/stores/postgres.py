@@ -563,6 +563,18 @@ class PostgresStore:
 
         return itertools.starmap(_head, self._pages(page, (-math.inf, 0)))
 
+    def first_due_heads(self) -> list[Head]:
+        """Return the earliest head of each workflow's runs that are to begin."""
+        found, workflow = list[Head](), ""
+        sql = (
+            f"SELECT workflow, {_HEAD} FROM {self._schema}.runs WHERE workflow > $1 "
+            "AND due IS NOT NULL ORDER BY workflow, due, place LIMIT 1"
+        )
+        while rows := self._rows(sql, workflow):
+            workflow, *head = rows[0]
+            found.append(_head(workflow, *head))
+        return found
+
     def count_heads(self, words: Words = ()) -> int:
         """Return the number of runs whose heads have these words, child runs included."""
         has, texts = _having(words, itertools.count(1))

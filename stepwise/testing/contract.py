@@ -286,6 +286,9 @@ class StoreContract:
         order = sorted(range(0, 250, 2), key=lambda number: number * 7 % 50)
         assert [head.run_id for head in due_heads("flow 0")] == [f"run {n}" for n in order]
         assert [*due_heads("unknown")] == []
+        firsts = store.first_due_heads()  # type: ignore[attr-defined]
+        first = {head.workflow: head.run_id for head in firsts}
+        assert first == {"flow 0": f"run {order[0]}", "flow 1": "run 43"}
         assert len([*store.heads("flow 0")]) == 125
         begun = _head_of("run 0", "flow 0")
         store.write("run 0", 1, Batch(head=begun, durable=False))

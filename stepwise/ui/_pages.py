@@ -115,6 +115,7 @@ def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
         tag("span", run.error[:300], cls="error-line") if run.error else "",
         f"waits: {ui.shortened(waits)}" if waits else "",
         f"left to {run.served_by}" if run.served_by else "",
+        "no stepwise up has it" if facts.is_submitted and not run.served_by else "",
         (f"{kind} of ", tag("a", source, href=view.at("runs", source))) if source else "",
         (tag("a", instead, href=view.at("runs", instead)), " goes on instead") if instead else "",
         ui.shortened([f"{name}={value}" for name, value in facts.tags.items()]),

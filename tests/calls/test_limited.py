@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from harness import python
+from harness import python, until
 
 import stepwise
 from stepwise import ConfigurationError, Limit, RunSuspended, step, tool, workflow
@@ -23,7 +23,6 @@ from stepwise._journal.limit_store import LIMITS, HolderLease, StoredLedger, is_
 from stepwise._runtime import settings
 from stepwise.stores import Batch, open_store
 
-PATIENCE = 60
 gates = {}
 made = []  # by the steps of a test; not in their closures, where it would be watched
 
@@ -56,14 +55,6 @@ def ledger(name="api"):
 def taken(name="api"):
     found = ledger(name)
     return sum(requests for requests, _ in found.over.values()) if found is not None else 0
-
-
-def until(true):
-    """Wait until something is true."""
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_calls_wait_for_their_turn(place):

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from harness import Watched, python
+from harness import Watched, python, until
 
 import stepwise
 
@@ -28,7 +28,6 @@ def tick(at):
 def report():
     note("report")
 """
-SECONDS = 120
 
 
 @pytest.fixture
@@ -48,13 +47,6 @@ def schedules(*words, code=0):
 
 def listed():
     return {each["name"]: each for each in json.loads(schedules("--json").stdout)}
-
-
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_they_are_begun_while_up_runs(place):

@@ -13,7 +13,7 @@ import urllib.request
 from collections import Counter
 
 import pytest
-from harness import Watched, python
+from harness import Watched, python, until
 
 import stepwise
 from stepwise._journal.journal import read_entries, seal_for
@@ -89,7 +89,6 @@ def family(name):
     begin(name)
     return job(f"{name}-child")
 """
-SECONDS = 120  # for what takes a second
 
 
 @pytest.fixture
@@ -165,15 +164,6 @@ def staying(*arguments):
 def calling(call):
     """A program that makes a call."""
     return running("-c", f"import jobs; {call}")
-
-
-def until(condition):
-    """Wait for a condition; return its value."""
-    end = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return found
 
 
 def lines():

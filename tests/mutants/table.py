@@ -843,7 +843,7 @@ _WAITS = [
     ),
     _mutant(
         "all submitted runs are planned at once",
-        "_workflows/up.py",
+        "_workflows/queues.py",
         "itertools.islice(found, _DRAWN)",
         "found",
         "test_submitted.py::test_looking_does_not_cost_more_with_many",

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections import Counter, defaultdict, deque
 from typing import ClassVar, NamedTuple
 
@@ -414,6 +415,15 @@ class Lab:
         """What a look outside tells of a call in doubt: its result, or ``None``."""
         done = [m for line in self.log if (m := _DID.fullmatch(line))]
         return next((m[2] for m in done if called(m[1], doubt.call)), None)
+
+
+def until(condition, seconds=120):
+    """Wait for a condition; return its value."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found
 
 
 def called(logged, recorded):

@@ -1,7 +1,8 @@
 """Supervisors of the default store, in this process."""
 
 import threading
-import time
+
+from harness import until
 
 import stepwise
 from stepwise._workflows.up import RunOutput, Supervisor, Terms
@@ -44,10 +45,3 @@ class Staying:
         self.made.stop()
         self._thread.join(SECONDS)
         assert not self._thread.is_alive()
-
-
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)

@@ -10,13 +10,15 @@ from harness import Watched, python
 import stepwise
 from stepwise import Limit, Retain, emit, step, workflow
 from stepwise._execution import turns
+from stepwise._journal import journal as journals
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import StoredLedger, drop_idle_ledgers, ledgers
 from stepwise._runs import retention
+from stepwise._runs import run as runs
 from stepwise._runs.retention import Retention
 from stepwise._runtime import settings
-from stepwise.errors import ConfigurationError
+from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Batch, open_store
 
 broken = set()
@@ -152,6 +154,37 @@ def test_a_run_that_began_anew_since_it_was_listed(monkeypatch):
     monkeypatch.setattr(Lease, "acquire", acquire)
     assert keeping(age=0) == []
     assert stepwise.get_run("a").status == "failed"
+
+
+def test_a_run_that_is_looked_at_while_it_is_deleted(monkeypatch, capfd):
+    """Whoever looks at a run in the middle of its deletion hears that it is gone, not of a loss."""
+    broken.add("older")
+    with pytest.raises(ValueError, match="older"):
+        call("older")
+    stepwise.configure(quiet=False)
+    make("a", "b")
+    one, other = stepwise.get_run("a"), stepwise.get_run("b")
+    looked, bury, result_of = [], journals.bury, runs.result_of
+
+    def looking(store, run_id):
+        for look in (lambda: one.status, lambda: one.result, one.stream):
+            with pytest.raises(RunNotFoundError, match="gone"):
+                look()
+            looked.append(run_id)
+        bury(store, run_id)
+
+    def late(*place):
+        keeping(age=0)
+        return result_of(*place)
+
+    monkeypatch.setattr(journals, "bury", looking)
+    keeping(runs=2)
+    assert looked == ["a"] * 3
+    assert "acknowledged" not in capfd.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(runs, "result_of", late)
+    with pytest.raises(RunNotFoundError, match="gone"):
+        other.result  # noqa: B018
 
 
 def test_streams_alone():

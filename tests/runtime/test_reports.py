@@ -117,6 +117,7 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
         "stepwise._execution.watching._call": "test_watching.py",
         "stepwise._runtime.events._tell_once": "test_what_reports_are_made_with_fails",
         "stepwise._workflows.begin.Starting.warn_of_another": "test_starts.py",
+        "stepwise._workflows.submitted._tell_of_memory": "test_submitted.py",
         "stepwise._workflows.up.RunOutput._note": "test_up.py",
         "stepwise._runtime.tracing.leave": "test_opentelemetry.py",
     }

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib
 import multiprocessing
 import os
 import pathlib
@@ -167,6 +168,8 @@ def read_by_nobody(folder, log, monkeypatch):
         stepwise.runs()
     for each in (folder, folder / "store", *(folder / "store").rglob("*")):
         each.chmod(0o755 if each.is_dir() else 0o644)
+
+    importlib.import_module("getpass")  # loaded on use, and nobody may not read our Python
 
     def look():
         os.setgroups([])

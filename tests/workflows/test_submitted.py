@@ -9,15 +9,15 @@ import threading
 import time
 
 import pytest
-from harness import python
-from supervised import SECONDS, Staying, once, supervisor, until
+from harness import python, until
+from supervised import SECONDS, Staying, once, supervisor
 
 import stepwise
 from stepwise import _rewrite as rewrite
 from stepwise import step, workflow
 from stepwise._journal.journal import open_head, seal_for
 from stepwise._runtime import settings
-from stepwise._workflows import submitted
+from stepwise._workflows import queues, submitted
 from stepwise._workflows import up as module
 from stepwise.stores import open_store
 
@@ -343,6 +343,17 @@ def test_a_program_without_a_file_begins_its_own_runs():
     assert said.stdout == "[7]\n", said.stderr
 
 
+def test_a_store_in_memory(capfd):
+    """A submission to a store in memory says once that no other process can begin its runs."""
+    stepwise.configure(quiet=False)
+    for _ in range(2):
+        job.options(store="memory:submitted").submit("a")
+    said = capfd.readouterr().err
+    assert said.count("only recover() in this process can") == 1
+    (first, second) = stepwise.recover(job, store="memory:submitted")
+    assert (first.result(), second.result()) == ("a", "a")
+
+
 def test_a_generator_is_refused():
     """Nothing would consume the items of a generator."""
     with pytest.raises(stepwise.ConfigurationError, match="generator"):
@@ -371,7 +382,7 @@ def test_in_a_coroutine():
 
 def test_in_the_order_of_submission(monkeypatch):
     """Runs begin in the order of their submission, however few of them are planned at a time."""
-    monkeypatch.setattr(module, "_DRAWN", 5)
+    monkeypatch.setattr(queues, "_DRAWN", 5)
     names = [f"{number}" for number in range(40)]
     for name in names:
         job.submit(name)
@@ -424,7 +435,7 @@ def test_a_supervisor_hears_of_submissions(monkeypatch):
 
 def test_a_later_submission_that_is_due_earlier(monkeypatch):
     """Runs that are due later do not keep others waiting, however many there are."""
-    monkeypatch.setattr(module, "_DRAWN", 5)
+    monkeypatch.setattr(queues, "_DRAWN", 5)
     monkeypatch.setattr(module, "_SCAN", 1000.0)
     for number in range(20):
         job.submit(number, at=HOUR)
@@ -432,7 +443,7 @@ def test_a_later_submission_that_is_due_earlier(monkeypatch):
         job.submit("a")
         job.submit("b")
         until(lambda: sorted(done) == ["a", "b"])
-        assert len(up.made._plans) <= 5
+        assert len(up.made._agenda.plans) <= 5
 
 
 def test_a_call_begins_the_run():
@@ -501,7 +512,7 @@ def test_a_signal_before_it_begins():
 
 def test_a_run_that_cannot_be_called_stops_no_other(monkeypatch):
     """Runs whose arguments do not load any more are left, and those behind them begin."""
-    monkeypatch.setattr(module, "_DRAWN", 5)
+    monkeypatch.setattr(queues, "_DRAWN", 5)
     for _ in range(12):
         job.submit(Gone())
     job.submit("a")
@@ -515,7 +526,6 @@ def test_the_timeout_counts_from_the_begin():
     """What a run waited to be begun is no part of its time."""
     run = timely.submit("a")
     submitted_at = run.created_at
-    time.sleep(0.05)
     until(lambda: time.time() > submitted_at + 0.05)
     once()
     assert run.status == "completed"
@@ -544,20 +554,31 @@ def test_resume_of_a_run_that_has_not_begun(monkeypatch):
 
 
 def test_unknown_workflows_are_left():
-    """Submitted runs of a workflow that is not imported here wait for another process."""
+    """Submitted runs of workflows that are not imported here wait, and the first is named once."""
     python(
         "-c",
-        "from stepwise import workflow\n@workflow(name='elsewhere')\ndef f(): pass\n"
-        "f.submit(run_id='e')",
+        "from stepwise import workflow\n"
+        "@workflow(name='elsewhere')\ndef f(number): pass\n"
+        "@workflow(name='nowhere')\ndef g(number): pass\n"
+        "for number in range(3):\n"
+        "    f.submit(number, run_id=f'e{number}')\n    g.submit(number, run_id=f'n{number}')",
     )
     job.submit("a")
-    once()
-    assert (done, stepwise.get_run("e").status) == (["a"], "suspended")
+    made, said = supervisor(once=True)
+    with made._here._output:
+        made._scan()
+        made.run()
+    assert (done, stepwise.get_run("e0").status) == (["a"], "suspended")
+    left = [each for each in said if each.kind == "left"]
+    assert {each.run.id for each in left} == {"e0", "n0"}
+    assert len(left) == 2
+    assert all("its workflow is not in these modules" in each.detail for each in left)
+    assert "no stepwise up has it now" in python("stepwise", "show", "e0").stdout
 
 
 def test_looking_does_not_cost_more_with_many(monkeypatch):
     """What a supervisor reads and keeps is the same for any number of submitted runs."""
-    monkeypatch.setattr(module, "_DRAWN", 10)
+    monkeypatch.setattr(queues, "_DRAWN", 10)
     monkeypatch.setattr(module, "_SCAN", 0.0)
 
     def opened(number):
@@ -575,7 +596,7 @@ def test_looking_does_not_cost_more_with_many(monkeypatch):
         for _ in range(3):
             made._scan()
         monkeypatch.setattr(module.handles, "open_head", read)
-        assert len(made._plans) == 10
+        assert len(made._agenda.plans) == 10
         for lease in made._announced.values():
             lease.release()
         return len(looks)
@@ -763,7 +784,7 @@ def test_a_run_that_waits_for_its_turn_takes_no_place():
 
 def test_many_runs_that_wait_for_their_turn(monkeypatch):
     """Few of the runs of a limited workflow are planned at a time, and all are executed."""
-    monkeypatch.setattr(module, "_DRAWN", 5)
+    monkeypatch.setattr(queues, "_DRAWN", 5)
     for number in range(30):
         two.submit(number)
     once(most=3)

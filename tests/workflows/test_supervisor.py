@@ -5,8 +5,8 @@ import collections
 import time
 
 import pytest
-from harness import python
-from supervised import Staying, once, supervisor, until
+from harness import python, until
+from supervised import Staying, once, supervisor
 
 import stepwise
 from stepwise import step, workflow
@@ -295,10 +295,10 @@ def test_backoff():
         at = time.time() + attempt
         write(run_id, Resumed(2 + attempt, "again", 0, code=code, at=at))
         run = look_at(run_id)
-        made._plans.clear()
+        made._agenda.plans.clear()
         made._left.clear()
         made._plan_after_death(run, code)
-        waits += [round(plan.at - at, 3) for plan in made._plans.values()]
+        waits += [round(plan.at - at, 3) for plan in made._agenda.plans.values()]
         write(run_id, _step_ended(run_id, at))
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
 

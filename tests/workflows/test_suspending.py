@@ -16,7 +16,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import python
+from harness import python, until
 from twins import KINDS, call, defined
 
 import stepwise
@@ -44,14 +44,6 @@ def at_once(monkeypatch):
 def send(name, value, run_id="r"):
     """Send a signal to a run."""
     stepwise.get_run(run_id).send(name, value)
-
-
-def until(condition):
-    """Wait until a condition holds."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def suspends(flow):

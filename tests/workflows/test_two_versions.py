@@ -11,7 +11,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-from harness import Watched, python
+from harness import Watched, python, until
 
 import stepwise
 
@@ -57,7 +57,6 @@ def job(name):
     said.append(work("write"))
     return said
 """
-SECONDS = 60  # for what takes a second
 
 
 class Versions:
@@ -140,15 +139,6 @@ class Up(Watched):
     @property
     def said(self):
         return self.err.read_text("utf-8")
-
-
-def until(condition):
-    """Wait for a condition; return its value."""
-    end = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return found
 
 
 def status(run_id):
