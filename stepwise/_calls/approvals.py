@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from stepwise._calls.call import Performance, record_failure, record_settled
 from stepwise._calls.doubt import in_doubt
 from stepwise._calls.driver import Attempt, Core, Result, Write, written
-from stepwise._calls.waiting import Waiter, check_may_wait, in_seconds, paused, waited
+from stepwise._calls.waiting import MessageWait, check_may_wait, in_seconds, paused, waited
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import settled
@@ -61,7 +61,6 @@ from stepwise.errors import (
     NotRecordableError,
     OutsideRunError,
     UnreadableValueError,
-    WaitTimeoutError,
 )
 
 # -- terms ----------------------------------------------------------------------------------------
@@ -727,8 +726,10 @@ def approve(
     return paused(_Approval(question, details, length))
 
 
-class _Approval(Waiter):
+class _Approval(MessageWait):
     returns = str
+    missing = "nobody answered"
+    act = "answer"
 
     def __init__(self, question: str, details: Any, length: float | None) -> None:
         given = {"question": question, "details": details, "timeout": length}
@@ -739,20 +740,20 @@ class _Approval(Waiter):
             mask = scope.run.secrets.mask if scope is not None else str
             self._details = in_full(details, mask)
         super().__init__("approve", shown, {})
-        self._question, self._length = question, length
+        self.about, self.length = question, length
 
     def identity(self) -> Identity:
         # The full digests, not prefixes: a yes is for exactly these details.
-        asked = {"question": self._question, "details": self._details}
+        asked = {"question": self.about, "details": self._details}
         parts = {name: digest.digest(text) for name, text in asked.items()}
         return Identity(digest.combine(*parts.values()), parts)
 
     def waiting(self, call: Call) -> Waiting:
-        now, length = clock.now(), self._length
+        now, length = clock.now(), self.length
         return Waiting(
             call,
             "approval",
-            self._question,
+            self.about,
             None if length is None else now + length,
             length,
             new_ticket(),
@@ -770,21 +771,3 @@ class _Approval(Waiter):
         if message.approved:
             return Result((None, message.note))
         return Result(error=denied(active.run_id, call, answer))
-
-    def is_over(self, active: ActiveRun, call: Call) -> Result:
-        return Result(
-            error=WaitTimeoutError(
-                f"nobody answered approve({self._question!r}) of run {active.run_id!r} within "
-                f"{self._length:g} s",
-                run_id=active.run_id,
-                step=call.number,
-                name=self._question,
-            )
-        )
-
-    def outside(self) -> Any:
-        raise OutsideRunError(
-            f"stepwise.approve({self._question!r}) was called outside of any run, so that nobody "
-            "could answer: call it in a function with @workflow",
-            run_id="",
-        )

@@ -90,16 +90,12 @@ def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:
     def give_up() -> None:
         coroutine.close()
         if not isinstance(ending, Result):
-            _close(ending.value)
+            if inspect.iscoroutine(ending.value):
+                ending.value.close()
             ending.core.close()
 
     active.unawaited[token] = Unawaited(what, site, give_up)
     return coroutine
-
-
-def _close(value: Any) -> None:
-    if inspect.iscoroutine(value):
-        value.close()
 
 
 # -- calls that are never awaited ----------------------------------------------------------------

@@ -688,13 +688,12 @@ class Performance:
         """Return the core of a call that is typed at a prompt."""
         from stepwise._calls.prompted import typed  # on use: few runs are debugged
 
-        performer, scope, identity = self.performer, self.scope, self.identity
-        args, kwargs = self.args, self.kwargs
-        name, kind = performer.name, performer.kind
-        call, attempt = Call(0, name, performer.module, identity.digest, 0), None
+        performer, scope, digest = self.performer, self.scope, self.identity.digest
+        name, kind, attempt = performer.name, performer.kind, None
         if kind:
-            attempt = Attempt(performer.body(call), args, kwargs, scope, name, None, kind)
-        return typed(scope.run, look, name, identity.digest, attempt)
+            body = performer.body(Call(0, name, performer.module, digest, 0))
+            attempt = Attempt(body, self.args, self.kwargs, scope, name, None, kind)
+        return typed(scope.run, look, name, digest, attempt)
 
     def _number(self, call: Call, match: Match) -> Call:
         """Return the call with the number of the record that it continues, or with a new number.
@@ -1048,8 +1047,7 @@ class Performance:
             )
             awaited = result.awaited or awaited
             if result.error is None:
-                frame = active.frame if scope.call is None and performer.hands_out else None
-                looked = frame.look(result.value) if frame is not None else None
+                looked = active.look(scope, result.value) if performer.hands_out else None
                 if number > 1:
                     end_attempts(inner)
                 try:

@@ -9,11 +9,10 @@ are still answered from the journal.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from stepwise._calls.doubt import (
@@ -139,29 +138,23 @@ def _touched(facts: RunFacts) -> RunFacts:
 def _compensate_child(
     journal: Journal, facts: RunFacts, effects: _Effects, effect: RecordedCall
 ) -> Generator[Any, Result, int]:
-    with _child_journal(journal, effect.call.child) as child:
-        if child is None or (facts.forked_from and child[1].parent != facts.run_id):
-            return 0  # compensation of shared records belongs to the original run
-        its = _Effects(child[0].load(Position(child[1].pruned, None)), Codec())
+    store, seal, run_id = journal.store, journal.seal, effect.call.child
+    its_facts = facts_of(store, seal, run_id)
+    if its_facts is None:  # deleted since, or killed before it began
+        return 0
+    if facts.forked_from and its_facts.parent != facts.run_id:
+        return 0  # compensation of shared records belongs to the original run
+    with owned_journal(store, seal, run_id, fsync=journal.fsync) as child:
+        its = _Effects(child.load(Position(its_facts.pruned, None)), Codec())
         if any(its.can_be_undone(each) or each.call.child for each in its.newest_first):
             # If this process dies meanwhile, the caller's next resume finishes the undoing first.
             journal.append(head=_touched(facts))
-        done: int = (yield from compensate(*child, effects.by)).unwrap()
+        done: int = (yield from compensate(child, its_facts, effects.by)).unwrap()
     # A partly undone child run is left for the next attempt at undoing it.
     if its.undone or done:
         compensated = Compensated(effect.call.number, at=time.time(), by=effects.by)
         journal.append(*_undoing(effects, effect.call, compensated), head=_touched(facts))
     return done
-
-
-@contextlib.contextmanager
-def _child_journal(journal: Journal, run_id: str) -> Iterator[tuple[Journal, RunFacts] | None]:
-    facts = facts_of(journal.store, journal.seal, run_id)
-    if facts is None:  # deleted since, or killed before it began
-        yield None
-        return
-    with owned_journal(journal.store, journal.seal, run_id, fsync=journal.fsync) as child:
-        yield child, facts
 
 
 def _compensate_one(

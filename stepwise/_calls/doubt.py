@@ -116,9 +116,13 @@ def in_doubt(active: ActiveRun, recorded: RecordedCall, why: str = "") -> StepIn
         "Find out whether it happened, then settle it and run the program again:",
         *_commands(active, call),
     ]
+    return _error(active.run_id, call, lines)
+
+
+def _error(run_id: str, call: Call, lines: list[str]) -> StepInDoubtError:
     return StepInDoubtError(
         "\n".join(lines),
-        run_id=active.run_id,
+        run_id=run_id,
         step=call.number,
         name=call.name,
         arguments=call.arguments,
@@ -128,23 +132,19 @@ def in_doubt(active: ActiveRun, recorded: RecordedCall, why: str = "") -> StepIn
 
 def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
     """Return the error for a call whose undoing was started and never finished."""
-    option = _store_option(journal)
+    option, key = _store_option(journal), compensation_key(call.key)
     command = f"  stepwise resolve {shell_word(journal.run_id)} {call.number}"
-    return StepInDoubtError(
-        f"the compensation of {call.name} was started and never finished: the call may or may not "
-        "be undone.\n"
-        f"  run       {journal.run_id}\n"
-        f"  step      {call.number}  {call.name}({call.arguments})\n"
-        f"  key       {compensation_key(call.key)}\n"
-        "Find out whether it is undone, then settle it and run the program again:\n"
-        f"{command} --landed null{option}       (it is undone)\n"
+    what = f"the compensation of {call.name}"
+    lines = [
+        f"{what} was started and never finished: the call may or may not be undone.",
+        f"  run       {journal.run_id}",
+        f"  step      {call.number}  {call.name}({call.arguments})",
+        f"  key       {key}",
+        "Find out whether it is undone, then settle it and run the program again:",
+        f"{command} --landed null{option}       (it is undone)",
         f"{command} --did-not-happen{option}    (it is not)",
-        run_id=journal.run_id,
-        step=call.number,
-        name=f"the compensation of {call.name}",
-        arguments=call.arguments,
-        idempotency_key=compensation_key(call.key),
-    )
+    ]
+    return _error(journal.run_id, call._replace(name=what, key=key), lines)
 
 
 def stopped_at(active: ActiveRun, call: Call, match: Match) -> RunStopped | None:
@@ -219,14 +219,7 @@ def _may_be_another(
             f"{count(len(stops) - 1, 'call')} more wait: stepwise show {shell_word(run_id)}{store}"
         )
     other = others[0] if others else call._replace(number=stop.steps[0])
-    return StepInDoubtError(
-        "\n".join(lines),
-        run_id=run_id,
-        step=other.number,
-        name=call.name,
-        arguments=call.arguments,
-        idempotency_key=other.key,
-    )
+    return _error(run_id, call._replace(number=other.number, key=other.key), lines)
 
 
 def _why_it_stops(call: Call, stop: Stop, match: Match) -> str:

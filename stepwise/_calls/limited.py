@@ -20,6 +20,7 @@ twice.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import datetime as dt
 import inspect
@@ -514,14 +515,13 @@ class _standing:  # noqa: N801 -- a block
     def __enter__(self) -> Parked:
         active, call = self._active, self._call
         parked = Parked(self._wait, End(passed=clock.elapsed()), asyncio_state.who())
-        self._parked = active.waits.parked(parked, _no_watch)
-        self._waiting = active.account.waiting()
         self._thread = active.in_flight.pop(call.number, None)
         self._executes = active.flows.executes(call.number)
         if self._executes:
             active.flows.done(call.number)
-        self._parked.__enter__()
-        self._waiting.__enter__()
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(active.waits.parked(parked))
+        self._stack.enter_context(active.account.waiting())
         active.tell("step_waiting", call, self._wait.text)
         if active.journal.note is not None:
             active.doing[call.number] = shown_waiting(call, self._wait.name)
@@ -530,8 +530,7 @@ class _standing:  # noqa: N801 -- a block
 
     def __exit__(self, *exception: object) -> None:
         active, number = self._active, self._call.number
-        self._waiting.__exit__(None, None, None)
-        self._parked.__exit__(None, None, None)
+        self._stack.close()
         active.doing.pop(number, None)
         if self._thread is not None:
             active.in_flight[number] = self._thread
@@ -540,10 +539,6 @@ class _standing:  # noqa: N801 -- a block
             if active.journal.note is not None:
                 active.doing[number] = shown_call(self._call)
                 active.journal.note(active.doing)
-
-
-def _no_watch() -> Any:
-    raise AssertionError("a call that waits for a limit waits for no message")
 
 
 def limited(kind: Any) -> type[Performance]:

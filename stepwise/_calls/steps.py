@@ -921,7 +921,10 @@ def _decorate(function: Any, kind: str, options: dict[str, Any]) -> Any:
             f"{kind} {label_of(function)!r} is a generator function, and a step is recorded when "
             "it returns: return a list instead, or make the generator a @workflow of steps"
         )
-    recorded = _made(function, kind, options)
+    is_sent = options.get("executor") is not None
+    if not is_sent:
+        options = {n: v for n, v in options.items() if n not in ("executor", "resources")}
+    recorded = (SentStep if is_sent else Step)(function, kind=kind, **options)
     if recorded.effect:
         warn_if_caching(function, recorded.what)
     wrapper: Any
@@ -964,13 +967,6 @@ def _approvers(texts: Iterable[str], what: str, approve: Approve) -> tuple[Any, 
     from stepwise._journal.signatures import approvers_of  # on use: few tools have any
 
     return approvers_of(texts, what)
-
-
-def _made(function: Any, kind: str, options: dict[str, Any]) -> Step:
-    if options.get("executor") is not None:
-        return SentStep(function, kind=kind, **options)
-    here = {name: options[name] for name in options if name not in ("executor", "resources")}
-    return Step(function, kind=kind, **here)
 
 
 # -- spending -------------------------------------------------------------------------------------

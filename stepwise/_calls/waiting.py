@@ -55,6 +55,7 @@ Look = Callable[[Waiting], Result | None]
 """A function of the wait as it began that returns the awaited result, or None until it is there."""
 
 _LONGEST = 15.0  # seconds until a waiting call looks at the clock again: somebody may have set it
+_INSIDE = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>", "<lambda>")
 
 
 def check_may_wait(scope: Scope, what: str) -> None:
@@ -147,12 +148,6 @@ def _continued(waiting: Waiting, known: Waiting) -> Waiting:
         schema=waiting.schema,
         approvers=waiting.approvers,
     )
-
-
-# -- pauses ---------------------------------------------------------------------------------------
-
-
-_INSIDE = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>", "<lambda>")
 
 
 # -- for users -----------------------------------------------------------------------------------
@@ -322,28 +317,67 @@ class _TimeWait(Waiter):
         return None
 
 
-class _SignalWait(Waiter):
+class MessageWait(Waiter):
+    """The callee of a call that waits for a message.
+
+    Attributes:
+        about: the name of the signal, or the question.
+        length: the seconds after which the call stops waiting; ``None`` to wait without limit.
+        missing: what did not happen if it stops, in words.
+        act: what nobody can do outside of a run, in words.
+    """
+
+    about: str
+    length: float | None
+    missing: str
+    act: str
+
+    def is_over(self, active: ActiveRun, call: Call) -> Result:
+        """Return the error for a message that did not come in time."""
+        what = f"{self.name.removeprefix(f'{WAITS}.')}({self.about!r}) of run {active.run_id!r}"
+        return Result(
+            error=WaitTimeoutError(
+                f"{self.missing} {what} within {self.length:g} s",
+                run_id=active.run_id,
+                step=call.number,
+                name=self.about,
+            )
+        )
+
+    def outside(self) -> Any:
+        """Refuse the call outside of any run."""
+        raise OutsideRunError(
+            f"{self.name}({self.about!r}) was called outside of any run, so that nobody could "
+            f"{self.act}: call it in a function with @workflow",
+            run_id="",
+        )
+
+
+class _SignalWait(MessageWait):
+    missing = "nothing came for"
+    act = "send anything"
+
     def __init__(self, signal: str, kind: Any, length: float | None) -> None:
         bound = {"name": signal, "type": kind, "timeout": length}
         shown = {name: value for name, value in bound.items() if value is not None}
         super().__init__("wait_for", shown, {"name": signal})
-        self._signal, self._length = signal, length
+        self.about, self.length = signal, length
         self._schema = data.json_schema(kind, f"type= of stepwise.wait_for({signal!r})")
         self.returns = Any if kind is None else kind
 
     def waiting(self, call: Call) -> Waiting:
         if self._schema and importlib.util.find_spec("jsonschema") is None:
             notice(
-                f"wait_for({self._signal!r}, type=...) waits for a value that nobody can send from "
+                f"wait_for({self.about!r}, type=...) waits for a value that nobody can send from "
                 "here: stepwise send checks it with jsonschema, which is not installed. pip "
                 "install 'stepwise-agents[json]'"
             )
-        now, length = clock.now(), self._length
+        now, length = clock.now(), self.length
         until = None if length is None else now + length
-        return Waiting(call, "signal", self._signal, until, length, schema=self._schema, at=now)
+        return Waiting(call, "signal", self.about, until, length, schema=self._schema, at=now)
 
     def look(self, active: ActiveRun, waiting: Waiting) -> Result | None:
-        while (message := _take(active, self._signal)) is not None:
+        while (message := _take(active, self.about)) is not None:
             try:
                 return Result((message, data.checked_json(message.value, self.returns)))
             except ValueError as error:
@@ -354,30 +388,12 @@ class _SignalWait(Waiter):
         return None
 
     def _refuse(self, active: ActiveRun, call: Call, message: Message, why: str) -> None:
-        record = Refused(message.number, call.number, self._signal, why, clock.now())
+        record = Refused(message.number, call.number, self.about, why, clock.now())
         active.write((record, b""), durable=False)
         active.inbox.recorded(message)
         notice(
             f"run {active.run_id}: message {message.number} is no value for "
-            f"wait_for({self._signal!r}), and was refused: {why}. The run waits for another one"
-        )
-
-    def is_over(self, active: ActiveRun, call: Call) -> Result:
-        return Result(
-            error=WaitTimeoutError(
-                f"nothing came for wait_for({self._signal!r}) of run {active.run_id!r} within "
-                f"{self._length:g} s",
-                run_id=active.run_id,
-                step=call.number,
-                name=self._signal,
-            )
-        )
-
-    def outside(self) -> Any:
-        raise OutsideRunError(
-            f"stepwise.wait_for({self._signal!r}) was called outside of any run, so that nobody "
-            "could send anything: call it in a function with @workflow",
-            run_id="",
+            f"wait_for({self.about!r}), and was refused: {why}. The run waits for another one"
         )
 
 
@@ -403,7 +419,8 @@ class _Pausing(Performance):
             answer = yield from self.recalled(recorded)
             if answer is not None:
                 return answer
-        call = _since(call, recorded)
+        if recorded is not None and recorded.wait is not None:
+            call = call._replace(at=recorded.wait.at)  # when the wait that it continues began
         active.tell("step_started", call)
         look = functools.partial(waiter.look, active)
         result = yield from waited(scope, call, waiter.waiting(call), look, recorded)
@@ -443,35 +460,25 @@ class _Pausing(Performance):
         return result
 
 
-def _since(call: Call, recorded: RecordedCall | None) -> Call:
-    """Return the call with the start time of the wait that it continues."""
-    wait = recorded.wait if recorded is not None else None
-    return call if wait is None else call._replace(at=wait.at)
-
-
-def pause(callee: Waiter) -> Any:
+def paused(callee: Waiter) -> Any:
     """Make a waiting call; return an awaitable where the run's code can await it.
 
     Raises:
         ConfigurationError: the call is made inside a step.
     """
     what, scope = f"{callee.name}()", current_scope()
-    if scope is None:
-        warn_if_unseen(what)
-        return callee.outside()
-    active = scope.run
-    check_may_wait(scope, what)
-    core = _Pausing(callee, scope, callee.identity(), callee.bound).core(asks_first=True)
-    if not (active.awaits and asyncio_state.loop_runs()):
-        return drive(core).unwrap()
-    operation = start(core)
-    ending = operation if isinstance(operation, Result) else Unfinished(core, operation)
-    return hand_out(active, what, ending)
-
-
-def paused(callee: Waiter) -> Any:
     try:
-        return pause(callee)
+        if scope is None:
+            warn_if_unseen(what)
+            return callee.outside()
+        active = scope.run
+        check_may_wait(scope, what)
+        core = _Pausing(callee, scope, callee.identity(), callee.bound).core(asks_first=True)
+        if not (active.awaits and asyncio_state.loop_runs()):
+            return drive(core).unwrap()
+        operation = start(core)
+        ending = operation if isinstance(operation, Result) else Unfinished(core, operation)
+        return hand_out(active, what, ending)
     except BaseException as error:
         raise fold(error)  # noqa: B904
 

@@ -443,11 +443,8 @@ class Account:
 
 
 _pool: ContextVar[Account | None] = ContextVar("stepwise_pool", default=None)
-
-
-def pool_here() -> Account | None:
-    """Return the account that the runs which begin here have in common, if any."""
-    return _pool.get()
+"""The account that the runs which begin here have in common, if any."""
+pool_here = _pool.get
 
 
 @contextmanager

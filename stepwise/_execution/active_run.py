@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from stepwise import errors
 from stepwise._execution.account import Account, Ordinals, Progress, pool_here
@@ -440,22 +440,19 @@ class Steering:
 
         A task in a clean-up is cancelled after the clean-up.
         """
-        task = self.run.task
-        if self.asked is None or self.told is self.asked or task.done():
-            return
-        if task_cleans_up(task):
-            task.get_loop().call_later(_LOOKS_AGAIN, self._cancel_later)
-        else:
-            self.told = self.asked
-            task.cancel()
-
-    def _cancel_later(self) -> None:
         with contextlib.suppress(ReferenceError):  # the run is over, and gone
-            self.cancel_task()
+            task = self.run.task
+            if self.asked is None or self.told is self.asked or task.done():
+                return
+            if task_cleans_up(task):
+                task.get_loop().call_later(_LOOKS_AGAIN, self.cancel_task)
+            else:
+                self.told = self.asked
+                task.cancel()
 
     def has_been_told(self) -> None:
         """Note that the code before a checkpoint has received the error, and has continued."""
-        self.told = next((each.asked for each in self._outward if each.asked is not None), None)
+        self.told = self.unwinds
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -576,30 +573,27 @@ class Surfacing:
             self._timer.cancel()
 
     def _wait(self, seconds: float = _SURFACES) -> None:
-        self._timer = threading.Timer(seconds, self._look_again)
+        self._timer = threading.Timer(seconds, self._look)
         self._timer.daemon = True
         contextvars.Context().run(self._timer.start)
 
-    def _look_again(self) -> None:
-        with contextlib.suppress(ReferenceError):  # the run is over, and gone
-            self._look()
-
     def _look(self) -> None:
         """Cancel the tasks that still run, unless they clean up; called in the timer's thread."""
-        run = self._run
-        if run.ended:
-            return
-        # Steps in flight when a budget is used up are paid for, so they may end first.
-        if not (isinstance(run.stopped, errors.BudgetExceeded) and run.flows.steps_in_flight()):
-            if run.stopped is not None:
-                self._tell(run.stopped)
-            if run.task is not None:
-                tasks = {asyncio_state.reference_to(run.task)}
-            else:  # event loops of other threads may have tasks that were not examined yet
-                tasks = {*run.flows.tasks, *asyncio_state.known_references()}
-            for reference in tasks - self._cancelled:
-                self._end(reference)
-        self._wait()
+        with contextlib.suppress(ReferenceError):  # the run is over, and gone
+            run = self._run
+            if run.ended:
+                return
+            # Steps in flight when a budget is used up are paid for, so they may end first.
+            if not (isinstance(run.stopped, errors.BudgetExceeded) and run.flows.steps_in_flight()):
+                if run.stopped is not None:
+                    self._tell(run.stopped)
+                if run.task is not None:
+                    tasks = {asyncio_state.reference_to(run.task)}
+                else:  # event loops of other threads may have tasks that were not examined yet
+                    tasks = {*run.flows.tasks, *asyncio_state.known_references()}
+                for reference in tasks - self._cancelled:
+                    self._end(reference)
+            self._wait()
 
     def _end(self, reference: asyncio_state.TaskReference) -> None:
         def end() -> None:
@@ -658,18 +652,6 @@ class Scope:
         self.inner: list[int] = []
         self.branch, self.outer = branch, outer
 
-
-_ENDED: dict[records.StepStatus, Kind] = {
-    "completed": "step_completed",
-    "failed": "step_failed",
-    "cancelled": "step_cancelled",
-}
-
-_ATTEMPT_ENDED: dict[str, Kind] = {
-    "completed": "run_completed",
-    "failed": "run_failed",
-    "cancelled": "run_cancelled",
-}
 
 scope_variable: ContextVar[Scope | None] = ContextVar("stepwise_scope", default=None)
 current_scope = scope_variable.get
@@ -1002,8 +984,8 @@ class ActiveRun:
 
     def answered(self, scope: Scope, recorded: RecordedCall, value: Any = None) -> None:
         """Update the run after the journal answered a call, which returned ``value``."""
-        outcome, frame = recorded.outcome, self.frame if scope.call is None else None
-        if frame is not None:
+        outcome = recorded.outcome
+        if scope.call is None and (frame := self.frame) is not None:
             frame.recorded(recorded.entry.number, recorded.entry.record, frame.look(value))
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
@@ -1065,8 +1047,7 @@ class ActiveRun:
             detail = f"{outcome.preview} · cached from {made_by}"
             self.tell("step_answered", call, detail, duration=outcome.cached["seconds"])
         elif heard():
-            kind = _ENDED[outcome.status]
-            tries = outcome.attempts
+            kind, tries = cast("Kind", f"step_{outcome.status}"), outcome.attempts
             self.tell(kind, call, outcome.preview, duration=took, usage=usage, attempts=tries)
         if error is not None:
             self.unwinding.failed(call.number, error)
@@ -1190,7 +1171,7 @@ class ActiveRun:
         if error is not None and self.frame_recorder is not None:
             self.frame_recorder.run_failed(self.journal, self.facts.end, error)
         self.write(*items, head=self.facts)
-        self.tell(_ATTEMPT_ENDED[status], detail=record.preview)
+        self.tell(cast("Kind", f"run_{status}"), detail=record.preview)
 
     def _leave_streams(self, error: BaseException | None) -> None:
         """Record the streams that their readers had left before the run ended.

@@ -90,21 +90,15 @@ class Unwinding:
 
     def interrupt(self) -> BaseException | None:
         """Return the Ctrl-C, exit or closing that is unwinding this flow of control."""
-        handling = self.handling()
-        if handling is None:
-            return None
-        for error in chain(handling, self.ambient):
-            if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-                return error
-        return None
+        interrupts = KeyboardInterrupt, SystemExit, GeneratorExit
+        errors = chain(self.handling(), self.ambient)
+        return next((error for error in errors if isinstance(error, interrupts)), None)
 
     def refusal(self) -> BaseException | None:
         """Return the interrupt, unless it only closes a generator that its reader left.
 
         Such a generator may still make calls to clean up.
         """
-        if self.interrupt() is None:
-            return None
         for error in chain(self.handling(), self.ambient):
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 return error

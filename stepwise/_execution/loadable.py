@@ -1,4 +1,4 @@
-"""Whether recorded pickles load in this program, found out without executing its code.
+"""A check whether recorded pickles load in this program, without executing its code.
 
 A pickle names the classes and functions that rebuild its values.  Each name is looked up here, and
 an inert stand-in takes its place, so that nothing of the program is called.  Where loading would

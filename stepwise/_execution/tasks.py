@@ -347,10 +347,9 @@ def background() -> Iterator[None]:
         why = "stepwise.background() is refused at a prompt: steps in it would be executed"
         raise OutsideRunError(why, run_id=run_id)
     scope = active_run.current_scope()
-    is_branch = scope is not None and scope.run.is_branch
-    left = (
-        scope.run.root.run_id if scope is not None and is_branch else active_run.left_branch.get()
-    )
+    left = active_run.left_branch.get()
+    if scope is not None and scope.run.is_branch:
+        left = scope.run.root.run_id
     token, marked = active_run.scope_variable.set(None), active_run.left_branch.set(left)
     try:
         yield

@@ -11,6 +11,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Mapping
+from operator import attrgetter
 from types import CellType
 from typing import Any
 
@@ -97,12 +98,9 @@ def _found(module: str, name: str) -> Any:
     try:
         if module != "__main__":
             importlib.import_module(module)
-        found: Any = sys.modules[module]
-        for part in name.split("."):
-            found = getattr(found, part)
+        return attrgetter(name)(sys.modules[module])
     except Exception:  # a user's module may raise anything
         return _placeholder(f"{module}.{name}")
-    return found
 
 
 def _attribute(owner: Any, name: str) -> Any:

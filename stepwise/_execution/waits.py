@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwise._journal.journal import inbox_name, is_begun
@@ -180,7 +181,7 @@ class RunInbox:
         with self._lock:
             del self._held[message.number]
             waiting = [*self._waiting.get(message.name, ()), message]
-            self._waiting[message.name] = deque(sorted(waiting, key=_number))
+            self._waiting[message.name] = deque(sorted(waiting, key=attrgetter("number")))
 
     def kept(self) -> dict[str, list[int]]:
         """Return the summary of taken messages for a checkpoint."""
@@ -231,10 +232,6 @@ class RunInbox:
                     self._recent.setdefault(name, set()).add(number)
 
 
-def _number(message: Message) -> int:
-    return message.number
-
-
 class Parked:
     """A waiting call.
 
@@ -266,9 +263,6 @@ class Waits:
         self._parked: dict[int, Parked] = {}
         self._watch: RunWatch | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._parked)
-
     @property
     def all(self) -> list[Parked]:
         """The waiting calls, in the order of their numbers."""
@@ -281,16 +275,17 @@ class Waits:
         return self._watch is not None
 
     @contextmanager
-    def parked(self, parked: Parked, watch: Callable[[], RunWatch]) -> Iterator[None]:
+    def parked(self, parked: Parked, watch: Callable[[], RunWatch] | None = None) -> Iterator[None]:
         """Register a waiting call while the block runs.
 
         Args:
-            watch: begins to watch the inbox; called if the inbox is not watched yet.
+            watch: begins to watch the inbox; called if the call waits for a message, and the inbox
+                is not watched yet.
         """
         try:
             with self._lock:
                 self._parked[parked.wait.number] = parked
-                if parked.asks and self._watch is None:
+                if parked.asks and self._watch is None and watch is not None:
                     self._watch = watch()
             yield
         finally:

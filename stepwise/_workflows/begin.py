@@ -447,11 +447,9 @@ def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
     look: Any = debugged.look
     assert isinstance(look, Comparing)
     ComparedRun.check(call, look)
-    lease = Lease(call.store, call.run_id).acquire()
-    call = call._replace(timeout=None)
-    return ComparedRun(
-        look, call, *_take_up(call, seal, lease, journals.facts_of(call.store, seal, call.run_id))
-    )
+    lease, call = Lease(call.store, call.run_id).acquire(), call._replace(timeout=None)
+    facts = journals.facts_of(call.store, seal, call.run_id)
+    return ComparedRun(look, call, *_take_up(call, seal, lease, facts))
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:
@@ -1736,7 +1734,7 @@ def invoke(
         top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
         if workflow.is_generator:
             return _drain(top) if want_run else _generate(top)
-        return _adrain(top) if want_run else execute_async_generator(top.begin, top)
+        return _adrain(top) if want_run else execute_async_generator(top)
     if not workflow.is_coroutine:
         return _plain(workflow, instance, args, kwargs, want_run)
     return coroutine_of(_awaited, workflow.label, workflow, instance, args, kwargs, want_run)
@@ -1798,7 +1796,7 @@ def _drain(top: TopLevel) -> Run:
 
 async def _adrain(top: TopLevel) -> Run:
     with top.returning_run(True):
-        async for _ in execute_async_generator(top.begin, top):
+        async for _ in execute_async_generator(top):
             pass
     return run_of(top.store, top.run_id)
 

@@ -313,11 +313,7 @@ def new_prompt(opened: DebuggedRun) -> Prompt:
 
 
 class DebuggedFrame(WorkflowFrame):
-    """The frame of a debugged run; for the calls see :func:`stepwise._rewrite.transform.announce`.
-
-    Attributes:
-        opened: the run.
-    """
+    """The frame of a debugged run, called as :func:`stepwise._rewrite.transform.announce` says."""
 
     opened: DebuggedRun
 
@@ -358,8 +354,8 @@ class DebuggedRun(WorkflowRun):
             innermost first.
     """
 
+    frame_class = DebuggedFrame
     passing: Sequence[int] = ()
-
     is_over = False
 
     def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
@@ -421,11 +417,6 @@ class DebuggedRun(WorkflowRun):
             self.leave()
 
     # -- the frame -------------------------------------------------------------------------------
-
-    def _frame_for(self, *given: Any) -> WorkflowFrame:
-        frame = DebuggedFrame(*given)
-        frame.opened = self
-        return frame
 
     def _fitting(self) -> Iterator[tuple[Loaded, State]]:
         asked = self.request

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from stepwise import errors
@@ -375,10 +374,11 @@ async def execute_async(opened: OpenedRun) -> Any:
     from stepwise._calls.async_driver import adrive  # a synchronous program does not load asyncio
 
     active = opened.active
-    with _Ownership(active):
+    with _Ownership(active) as attempt:
         (await adrive(opened.undo_first())).unwrap()
         try:
-            value = await (_in_task(opened) if active.parent is None else _inline(opened))
+            execution = _in_task if active.parent is None else _inline
+            value = await execution(opened, attempt)
         except BaseException as error:
             await _end_others(active, tell=False)
             opened.conclude(None, error)
@@ -391,28 +391,22 @@ async def execute_async(opened: OpenedRun) -> Any:
     return value
 
 
-async def _inline(opened: OpenedRun) -> Any:
+async def _inline(opened: OpenedRun, attempt: _Ownership) -> Any:
     active = opened.active
     active.task, active.executor = asyncio_state.current(), sys._getframe()
     active.awaits = True
     active.unwinding.enter()
-    token, left = (
-        active_run.scope_variable.set(active_run.Scope(active)),
-        tracing.enter(active.run_id),
-    )
-    joins()
+    attempt.enter_scope()
     try:
-        with steered(active, is_new=opened.is_new), noticing_forgotten(active):
+        with _Steered(active, is_new=opened.is_new), noticing_forgotten(active):
             value = await opened.arun()
         check_awaited(active, value)
         return value
     finally:
-        if left is not None:
-            tracing.leave(left)
-        active_run.scope_variable.reset(token)
+        attempt.leave_scope()
 
 
-async def _in_task(opened: OpenedRun) -> Any:
+async def _in_task(opened: OpenedRun, attempt: _Ownership) -> Any:
     """Run the workflow in a separate task, to distinguish cancellations of the caller and the run.
 
     Ctrl-C cancels the caller; a timeout or a task group in the workflow cancels the run's own task.
@@ -423,7 +417,7 @@ async def _in_task(opened: OpenedRun) -> Any:
 
     active, loop = opened.active, asyncio.get_running_loop()
     active.waiter = waiter = loop.create_future()
-    active.task = task = loop.create_task(_held(opened))
+    active.task = task = loop.create_task(_held(opened, attempt))
     caller = asyncio.current_task()
     if caller is not None:
         task.set_name(caller.get_name())
@@ -453,11 +447,11 @@ async def _in_task(opened: OpenedRun) -> Any:
     return value
 
 
-async def _held(opened: OpenedRun) -> tuple[Any, BaseException | None]:
+async def _held(opened: OpenedRun, attempt: _Ownership) -> tuple[Any, BaseException | None]:
     """Run the call and return its result, or the exception that ends the process, unraised."""
     try:
         # Created here: a task cancelled before it begins would leave the coroutine unawaited.
-        return await _inline(opened), None
+        return await _inline(opened, attempt), None
     except (KeyboardInterrupt, SystemExit) as interrupt:
         return None, interrupt
 
@@ -562,19 +556,17 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
     return value
 
 
-async def execute_async_generator(
-    begin: Callable[[], Awaitable[None]], taking: AbstractContextManager[object]
-) -> AsyncGenerator[Any, Any]:
+async def execute_async_generator(taking: Any) -> AsyncGenerator[Any, Any]:
     """Run an asynchronous generator workflow function; see :func:`execute_generator`.
 
     Args:
-        begin: takes up the run, without blocking the event loop.
         taking: a context manager that gives the run; anything but an ``OpenedRun`` yields no items.
+            Its ``begin()`` takes up the run, without blocking the event loop.
     """
     from stepwise._calls.async_driver import adrive
     from stepwise._calls.emitting import emit_item
 
-    await begin()
+    await taking.begin()
     with taking as opened:
         if not isinstance(opened, OpenedRun):
             return
@@ -778,26 +770,37 @@ _LONGEST = 15.0  # seconds until a timer reads the clock again: the machine may 
 _SHOWN = 6  # side effects that a message names
 
 
-class _Steers:
-    """The canceller of an asynchronous run's task when the run must end; used in its event loop."""
+class _Steered:
+    """A block that executes an asynchronous run; its task is cancelled when the run must end."""
 
-    def __init__(self, active: active_run.ActiveRun, loop: Any, *, is_new: bool) -> None:
-        self._active, self._loop, self._steering = active, loop, active.steering
+    def __init__(self, active: active_run.ActiveRun, *, is_new: bool) -> None:
+        import asyncio
+
+        self._active, self._is_new, self._steering = active, is_new, active.steering
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._timer: Any = None
         self._starting: Any = None
         self._began = time.monotonic()
+
+    def __enter__(self) -> None:
         self._keep_time()
         if self._steering.asked is not None:
             self._loop.call_soon(self._catch_up)
-        elif active.parent is None:
-            delay = _SETTLED if is_new else 0.0
-            self._starting = loop.call_later(delay, self._begin_watching)
+        elif self._active.parent is None:
+            delay = _SETTLED if self._is_new else 0.0
+            self._starting = self._loop.call_later(delay, self._begin_watching)
 
-    def close(self) -> None:
+    def __exit__(self, *exception: object) -> None:
         for each in (self._timer, self._starting):
             if each is not None:
                 each.cancel()
-        self._steering.close()
+        steering = self._steering
+        steering.close()
+        is_told = steering.asked is not None and steering.told is steering.asked
+        if is_told and self._active.parent is not None:
+            uncancel = getattr(self._task, "uncancel", None)  # from 3.11; the caller goes on
+            if uncancel is not None:
+                uncancel()
 
     def _catch_up(self) -> None:
         """Cancel a run that was resumed only to unwind, once it has replayed to where it was.
@@ -839,24 +842,6 @@ class _Steers:
         ):  # a failed write: the run's next call raises it
             if not self._active.ended:
                 self._steering.look_into_inbox()
-
-
-@contextlib.contextmanager
-def steered(active: active_run.ActiveRun, *, is_new: bool) -> Iterator[None]:
-    """Cancel the current task when the run must end, while the block executes the run in it."""
-    import asyncio
-
-    task = asyncio.current_task()
-    steers = _Steers(active, asyncio.get_running_loop(), is_new=is_new)
-    try:
-        yield
-    finally:
-        steers.close()
-        mine: active_run.Steering = active.steering
-        if mine.asked is not None and mine.told is mine.asked and active.parent is not None:
-            uncancel = getattr(task, "uncancel", None)  # from 3.11; the caller is not cancelled
-            if uncancel is not None:
-                uncancel()
 
 
 # -- what a cancelled run says -------------------------------------------------------------------

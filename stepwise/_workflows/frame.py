@@ -773,7 +773,12 @@ class WorkflowFrame(rewrite.Frame):
         begun: called once the frame stands, before any code of the function runs.
         loaded: the checkpoint to resume at.
         target: the point of that checkpoint in today's code of the function.
+
+    Attributes:
+        opened: the :class:`.WorkflowRun`.
     """
+
+    opened: Any
 
     def __init__(
         self,

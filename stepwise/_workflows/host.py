@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from stepwise._calls.async_driver import adrive, aresume
 from stepwise._calls.call import Performance, fail_attempt, left_by
@@ -64,19 +64,17 @@ from stepwise._workflows.begin import open_run as _open_run
 from stepwise._workflows.definition import Callee, HostProgram
 from stepwise._workflows.execute import Invocation, OpenedRun, Recall, execute, execute_async
 from stepwise._workflows.frame import state_of
-from stepwise._workflows.resume import go_on_at_newest, go_on_from_the_top, record_resumed
+from stepwise._workflows.resume import (
+    go_on_at,
+    go_on_from_the_top,
+    newest_that_holds,
+    record_resumed,
+)
 from stepwise.stores import Store
 
 # -- host -----------------------------------------------------------------------------------------
 
 
-class _Numbered(Protocol):
-    @property
-    def step_number(self) -> int:
-        """The number of steps or nodes before the checkpoint."""
-
-
-NumberedT = TypeVar("NumberedT", bound=_Numbered)
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -196,30 +194,29 @@ class HostedRun(OpenedRun):
         answered = go_on_from_the_top(self.active)
         return f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
 
-    def resume_at_newest(
-        self, checkpoints: Iterable[tuple[NumberedT, State | None]], noun: str
-    ) -> NumberedT | None:
+    def resume_at_newest(self, checkpoints: Iterable[tuple[Any, State | None]], noun: str) -> Any:
         """Resume at the newest checkpoint that still holds; return it, or ``None`` if none does.
 
         The records after the checkpoint answer the calls that follow.
 
         Args:
             checkpoints: the newest first, each with its state.  A checkpoint without a state lets
-                all records answer.
+                all records answer.  Its ``step_number`` is for messages.
             noun: the unit that ``step_number`` counts.
         """
 
-        def damaged(checkpoint: NumberedT) -> None:
+        def damaged(checkpoint: Any) -> None:
             after = f"its checkpoint after {count(checkpoint.step_number, noun)}"
             notice(
                 f"{self.run_id}: the journal before {after} is damaged; the checkpoint is left out"
             )
 
-        active, load = self.active, self.active.journal.load
-        found = go_on_at_newest(active, checkpoints, load=load, damaged=damaged)
+        journal = self.active.journal
+        found = newest_that_holds(journal, checkpoints, load=journal.load, damaged=damaged)
         if found is None:
             return None
-        checkpoint, state = found
+        checkpoint, state, entries = found
+        go_on_at(self.active, state, entries)
         if state is not None:
             self.newest = state
         return checkpoint

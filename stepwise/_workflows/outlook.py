@@ -217,18 +217,13 @@ def reopened(
         if other:
             raise FileChangedError(other)  # noqa: TRY301
         counted.skip(before)
-    except FileChangedError:
-        _close(counted)
-        raise
     except Exception as error:
-        _close(counted)
+        if isinstance(counted, Counted) and counted.file is not None:
+            counted.file.close()
+        if isinstance(error, FileChangedError):
+            raise
         raise FileChangedError(f"{type(error).__name__}: {error_text(error)}") from error
     return counted
-
-
-def _close(counted: Any) -> None:
-    if isinstance(counted, Counted) and counted.file is not None:
-        counted.file.close()
 
 
 def _file_of(iterator: Any) -> Any:
@@ -338,16 +333,8 @@ def _is_recordable(iterator: Any) -> bool:
         return False
     referents = gc.get_referents(iterator)
     groups = [each for each in referents if type(each) is tuple]
-    return all(
-        map(
-            _is_recordable,
-            (
-                each
-                for each in itertools.chain(referents, *groups)
-                if hasattr(type(each), "__next__")
-            ),
-        )
-    )
+    read = (each for each in itertools.chain(referents, *groups) if hasattr(type(each), "__next__"))
+    return all(map(_is_recordable, read))
 
 
 # -- reach ----------------------------------------------------------------------------------------

@@ -511,7 +511,7 @@ def replay(replica: Replica) -> Replayed:
     """
     try:
         definition = known_workflow(replica.facts.workflow).definition
-        again = replayed(replica, definition, at=_NEWEST)
+        again = replayed(replica, definition, _NEWEST)
     except RunStopped as error:
         return Replayed("", str(error), stops=True)
     except StepwiseError as error:

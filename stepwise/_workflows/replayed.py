@@ -388,7 +388,7 @@ class ComparedFrame(WorkflowFrame):
     checkpoint, and are equal at none before the next call.
     """
 
-    comparing: Comparing
+    opened: ComparedRun
 
     def begin(self, points: int, captured: Callable[[], Any] | None = None) -> int:
         # Checkpoints are taken only to compare, so nothing is to be complained of.
@@ -399,7 +399,7 @@ class ComparedFrame(WorkflowFrame):
 
     def save(self, number: int, values: dict[str, Any]) -> None:
         """Compare the variables with a checkpoint after as many steps, if there is one."""
-        recorded = self.comparing.moments.get(self.active.progress.done, [])
+        recorded = self.opened.look.moments.get(self.active.progress.done, [])
         if recorded and self.active.stopped is None:
             super().save(number, values)
             self._compare(recorded, self.rewritten.points[number].position)
@@ -410,25 +410,25 @@ class ComparedFrame(WorkflowFrame):
         return True
 
     def _compare(self, recorded: list[Variables], position: str) -> None:
-        journal, facts = self.active.journal, self.comparing.replica.facts
+        journal, facts = self.active.journal, self.opened.look.replica.facts
         vault = Vault(journal.store, journal.seal, journal.run_id)
         now = load_checkpoint(vault, f"{PREFIX}{journal.position.last:012d}")
         if now is None or now.state.position != position:
             return  # none can be taken here
         try:
             values = without_hidden(facts, look_into(now))
-            values = {n: v for n, v in values.items() if n not in self.comparing.ignored}
+            values = {n: v for n, v in values.items() if n not in self.opened.look.ignored}
             found = [(each, _differing(each.variables(), values)) for each in recorded]
         except UnreadableValueError:
             return
         if not all(differs for _, differs in found):
             recorded.clear()
-            self.comparing.unsure = None
+            self.opened.look.unsure = None
             return
         for moment, differs in found:
             if moment.position == position and differs is not None:
                 where = f"{self.file}:{now.state.line}"
-                self.comparing.unsure = _of_variable(moment, where, differs)
+                self.opened.look.unsure = _of_variable(moment, where, differs)
 
 
 def _differing(recorded: Mapping[str, Any], values: Mapping[str, Any]) -> ValueDifference | None:
@@ -478,6 +478,8 @@ def _of_variable(moment: Variables, where: str, found: ValueDifference) -> Rerun
 class ComparedRun(WorkflowRun):
     """A run that is executed again, and compared."""
 
+    frame_class = ComparedFrame
+
     @staticmethod
     def check(call: Invocation, look: Comparing) -> None:
         """Refuse a call of another run than the one that is executed again.
@@ -493,7 +495,7 @@ class ComparedRun(WorkflowRun):
 
     def __init__(self, look: Comparing, *opened: Any) -> None:
         super().__init__(*opened)
-        self._look = look
+        self.look = look
         self._checkpoints = Checkpoints(self.active.journal, "all", 0)
 
     def run(self) -> Any:
@@ -501,8 +503,8 @@ class ComparedRun(WorkflowRun):
             value = super().run()
             self.active.flows.join(self.active.run_id)
         except ENDS as error:
-            raise self._look.ended(self.active, None, error) from None
-        raise self._look.ended(self.active, value, None)
+            raise self.look.ended(self.active, None, error) from None
+        raise self.look.ended(self.active, value, None)
 
     async def arun(self) -> Any:
         import asyncio  # loaded already
@@ -510,16 +512,11 @@ class ComparedRun(WorkflowRun):
         try:
             value = await super().arun()
         except (*ENDS, asyncio.CancelledError) as error:
-            raise self._look.ended(self.active, None, error) from None
-        raise self._look.ended(self.active, value, None)
-
-    def _frame_for(self, *given: Any) -> WorkflowFrame:
-        frame = ComparedFrame(*given)
-        frame.comparing = self._look
-        return frame
+            raise self.look.ended(self.active, None, error) from None
+        raise self.look.ended(self.active, value, None)
 
     def _fitting(self) -> Iterator[tuple[Loaded, State]]:
-        accepts = self._look.accepts
+        accepts = self.look.accepts
         if accepts is None:
             return iter(())
         return (each for each in super()._fitting() if accepts(each[1]))
@@ -528,4 +525,4 @@ class ComparedRun(WorkflowRun):
         """Note where the rerun begins; nothing else is recorded."""
         self.active.begun = True
         why = self._fits.why
-        self._look.start = f"{self._told}{f' ({why})' if why else ''}"
+        self.look.start = f"{self._told}{f' ({why})' if why else ''}"

@@ -25,10 +25,13 @@ from stepwise._runs.run import Run, get_run
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.messages import count, file_name
 from stepwise._values.preview import error_text
+from stepwise._values.trees import found_at
 from stepwise._workflows.definition import Definition
 from stepwise._workflows.handles import call_again, executed
 from stepwise._workflows.replayed import Comparing, ReplayEnded, RerunCall, RerunDifference
 from stepwise.errors import ConfigurationError, StepNotFoundError
+
+_NOTHING: Mapping[str, Any] = {}
 
 At = int | str | None
 """Where a rerun begins: after so many steps; ``agent.py:43`` or ``:43``; the name of a step."""
@@ -167,15 +170,8 @@ def rerun(
             f"at={at!r}: a file holds no checkpoints, so that its run is rerun from the top"
         )
     with placeholder_keys():
-        return replayed(
-            replica,
-            _workflow(replica, workflow),
-            at=at,
-            live=live,
-            answers=answers,
-            ignore=ignore,
-            inputs=inputs,
-        )
+        definition = _workflow(replica, workflow)
+        return replayed(replica, definition, at, live, answers or {}, ignore, inputs or {})
 
 
 def _replica(run: Run | str | os.PathLike[str], store: Any) -> Replica:
@@ -206,9 +202,8 @@ def _workflow(replica: Replica, given: Any) -> Definition:
     facts = replica.facts
     if isinstance(given, str):
         module, _, label = given.partition(":")
-        defined: Any = importlib.import_module(module)
-        for name in label.split("."):
-            defined = getattr(defined, name, None)
+        importlib.import_module(module)
+        defined = found_at(module, label) if label else None
         given = defined if label != facts.label else defined or None  # it may have another name
     if given is not None:
         definition = getattr(given, "definition", None)
@@ -231,23 +226,18 @@ def _workflow(replica: Replica, given: Any) -> Definition:
 def replayed(
     replica: Replica,
     workflow: Definition,
-    *,
-    at: At = None,
+    at: At,
     live: Collection[str] = (),
-    answers: Mapping[str, Callable[..., Any]] | None = None,
+    answers: Mapping[str, Callable[..., Any]] = _NOTHING,
     ignore: Collection[str] = (),
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] = _NOTHING,
 ) -> Rerun:
     """Execute a recorded run again with a workflow's code, in memory, and compare.
 
     Args:
         replica: the recorded run.
         workflow: its workflow, as it is now.
-        at: where to begin; ``None`` for the top.
-        live: names of steps whose calls are made if they are not on record.
-        answers: functions that answer such calls instead, by the names of the steps.
-        ignore: names of variables that are not compared.
-        inputs: the arguments of the run that were not recorded, by name.
+        at, live, answers, ignore, inputs: as for :func:`rerun`.
 
     Raises:
         ConfigurationError: the run cannot be executed like that; the message says why.
@@ -259,8 +249,8 @@ def replayed(
     ignored, before = {*ignore}, None
     while True:
         accepts = _accepts(replica, workflow, at)
-        look = Comparing(replica, accepts, answers or {}, live, ignored)
-        _execute(look, workflow, inputs or {})
+        look = Comparing(replica, accepts, answers, live, ignored)
+        _execute(look, workflow, inputs)
         found = look.difference
         if found is None or found.what != "variable":
             break

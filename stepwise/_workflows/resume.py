@@ -74,32 +74,16 @@ def newest_that_holds(
     return None
 
 
-def go_on_at_newest(
-    active: ActiveRun,
-    checkpoints: Iterable[tuple[T, State | None]],
-    *,
-    load: Callable[[Position], list[Entry]],
-    damaged: Callable[[T], None],
-) -> tuple[T, State | None] | None:
-    """Continue at the newest checkpoint that holds; return it, or None if none does.
-
-    The records after the checkpoint answer the calls that follow.  Without a state, all records do.
+def go_on_at(active: ActiveRun, state: State | None, entries: list[Entry]) -> None:
+    """Continue at a checkpoint; the records after it answer the calls that follow.
 
     Args:
-        checkpoints, load, damaged: as for :func:`newest_that_holds`.
+        state: of the checkpoint; without a state, all records answer.
+        entries: the records after the checkpoint.
     """
-    found = newest_that_holds(active.journal, checkpoints, load=load, damaged=damaged)
-    if found is None:
-        return None
-    checkpoint, state, entries = found
     if state is None:
         go_on_from_the_top(active)
-    else:
-        _go_on_at(active, state, entries)
-    return checkpoint, state
-
-
-def _go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
+        return
     journal = active.journal
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
     children = {(name, digest): count for name, digest, count in state.children}
@@ -335,6 +319,8 @@ def cannot_replay(facts: RunFacts, why: str) -> CodeChangedError | None:
 class WorkflowRun(OpenedRun):
     """A run of a workflow function, called so that the function continues where the run stopped."""
 
+    frame_class: type[WorkflowFrame] = WorkflowFrame
+
     def __init__(self, call: Invocation, active: ActiveRun, before: bytes, is_new: bool) -> None:
         super().__init__(call, active, before, is_new)
         assert isinstance(call.callee, BoundCall)
@@ -385,22 +371,12 @@ class WorkflowRun(OpenedRun):
             self._begun()
             return self._callee.run_function()
         callee, target = self._callee, self._target(loaded) if loaded is not None else 0
-        frame = self._frame_for(
-            self.active,
-            callee,
-            self._rewritten,
-            self._checkpoints,
-            self._begun,
-            loaded,
-            target,
-        )
-        self.active.frame = frame
+        given = self.active, callee, self._rewritten, self._checkpoints, self._begun
+        self.active.frame = frame = self.frame_class(*given, loaded, target)
+        frame.opened = self
         pending.set(frame)
         del loaded  # large
         return self._rewritten.function(*callee.args, **callee.kwargs)
-
-    def _frame_for(self, *given: Any) -> WorkflowFrame:
-        return WorkflowFrame(*given)
 
     def _target(self, loaded: Loaded) -> int:
         """Return the point of a checkpoint in today's code."""
@@ -416,13 +392,14 @@ class WorkflowRun(OpenedRun):
 
     def _choose(self) -> Loaded | None:
         """Continue at the newest checkpoint that verifies, fits the code and holds; return it."""
-        found = go_on_at_newest(
-            self.active, self._fitting(), load=self._load, damaged=self._fits.damaged
-        )
+        journal, damaged = self.active.journal, self._fits.damaged
+        found = newest_that_holds(journal, self._fitting(), load=self._load, damaged=damaged)
         if found is None:
             return None
-        self._told = self._resumes_at(found[0].state)
-        return found[0]
+        loaded, state, entries = found
+        go_on_at(self.active, state, entries)
+        self._told = self._resumes_at(loaded.state)
+        return loaded
 
     def _fitting(self) -> Iterator[tuple[Loaded, State]]:
         return iter(self._fits)

@@ -282,7 +282,8 @@ class _Recoveries:
         After an exception, plain calls since the last side effect are made again.
         """
         run = self._run
-        checkpoint = run.resume_at_newest(self._agent.store._newest_first(self.run_id), "step")
+        found = self._agent.store._newest_first(self.run_id)
+        checkpoint: Checkpoint | None = run.resume_at_newest(found, "step")
         if checkpoint is None:
             run.resume_from_start()
         run.retry_loop(error)
