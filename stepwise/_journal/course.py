@@ -13,26 +13,16 @@ from stepwise._runtime.facts import NamedTuple
 
 
 def facts_at_start(run_id: str, started: records.Started) -> records.RunFacts:
-    """Return the facts of a run that begins."""
+    """Return the facts of a run that begins: its record has most of them, under their names."""
+    given: dict[str, Any] = started._asdict()
     return records.RunFacts(
         run_id=run_id,
-        workflow=started.workflow,
         label=started.workflow.rpartition(":")[2],
         status="running",
-        arguments=started.arguments,
-        digest=started.digest,
-        code=started.code,
-        parent=started.parent,
-        forked_from=started.forked_from,
         forked_by=started.by,
-        effects=started.effects,
-        secrets=started.secrets,
-        hidden=started.hidden,
         created_at=started.at,
         updated_at=started.at,
-        parts=started.parts,
-        tags=started.tags,
-        trace=started.trace,
+        **{name: given[name] for name in records.RunFacts._fields if name in given},
     )
 
 
@@ -65,9 +55,9 @@ class _Derived(Projection):
         self.facts = facts_at_start(self._run_id, record)
 
     def on_branched(self, entry: records.Entry, record: records.Branched) -> None:
-        at = record.at
-        self._change(status="running", end=0, undoing=False, waits=(), error="", updated_at=at)
-        self._change(base=record.base, effects=record.effects, cancelling="", cancels=0)
+        if self.facts is not None:
+            own: Any = {"base": record.base, "effects": record.effects, "updated_at": record.at}
+            self.facts = self.facts.unfinished(**own)
 
     def on_adopted(self, entry: records.Entry, record: records.Adopted) -> None:
         self._change(effects=records.ADOPTED)

@@ -1273,7 +1273,7 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> records.RunFacts | None:
                 held = opened.link == seen.link
                 other = not held  # the head belongs to another history
             elif opened is not None:
-                turned = turned or records.is_turn(opened.header)
+                turned = turned or opened.header[0] in records.TURNS
                 seen = Position(number, opened.link)
         if held and not turned:
             _seen.clear()

@@ -378,26 +378,22 @@ def _checkpoint_in(
 def _head(source: ForkedRun, new_id: str, parent: str, now: float, cut: int) -> records.RunFacts:
     """Return the facts of a fork, from those of its source."""
     facts = source.facts
-    return facts._replace(
+    head = facts.unfinished(
         run_id=new_id,
-        end=facts.end if parent and facts.end <= cut else 0,
         parent=parent,
         forked_from=facts.run_id,
         forked_by=this_person(),
-        status=facts.status if parent and facts.status != "suspended" else "running",
-        error="",
-        waits=(),
-        cancelling="",
-        cancels=0,  # the fork has its own inbox
-        undoing=False,
         created_at=now,
         updated_at=now,
         trace={},  # a fork begins its own trace
-        tally=None,  # its records have other numbers
         base="",
         effects="",
         superseded="",
     )
+    if not parent:
+        return head
+    head = head._replace(end=facts.end if facts.end <= cut else 0)
+    return head if facts.status == "suspended" else head._replace(status=facts.status)
 
 
 class _Shared(NamedTuple):

@@ -19,6 +19,7 @@ from stepwise import errors
 from stepwise._calls.branching import BranchCall
 from stepwise._calls.compensation import compensate
 from stepwise._calls.driver import drive
+from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._display import render
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.budget import Budget, Spent
@@ -333,7 +334,10 @@ class Run:
         return [each for each, _ in run_steps.checkpoints_of(self.store, self._seal, self.id)]
 
     def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
-        return self._without_hidden(self.locals(at))
+        return self._shown_at(self._checkpoint(at))
+
+    def _shown_at(self, loaded: Loaded) -> dict[str, Any]:
+        return self._without_hidden(look_into(loaded))
 
     def _without_hidden(self, values: dict[str, Any]) -> dict[str, Any]:
         return reasons.without_hidden(self._facts(), values)
@@ -352,6 +356,10 @@ class Run:
             StepNotFoundError: there is no verified checkpoint (that early).
             UnreadableValueError: another Python version wrote the checkpoint.
         """
+        return look_into(self._checkpoint(at))
+
+    def _checkpoint(self, at: int | None) -> Loaded:
+        """Return the newest checkpoint, or the last one after so many steps; see :meth:`locals`."""
         loaded = run_steps.newest_checkpoint(self.store, self._seal, self.id, at)
         if loaded is None:
             when = "" if at is None else f" at or before step {at}"
@@ -362,7 +370,7 @@ class Run:
                 run_id=self.id,
                 step=at or 0,
             )
-        return look_into(loaded)
+        return loaded
 
     def why(self, at: int | None = None) -> reasons.Why:
         """Return why the run stands where it stands: what it was doing, and what happened.

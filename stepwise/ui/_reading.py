@@ -110,9 +110,19 @@ class RunReader:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def rows(self) -> _RowMaker:
-        """Return what makes the rows of one page."""
-        return _RowMaker(self, time.monotonic() + _SECONDS)
+    def rows(self) -> Callable[[Listed], RunRow]:
+        """Return what makes the rows of one page; it reads journals for a tenth of a second."""
+        until = time.monotonic() + _SECONDS
+
+        def row(each: Listed) -> RunRow:
+            tally = each.facts.tally
+            if each.facts.status != "running" and tally is not None:
+                return self._row(each, tally.counts, Spent(*tally.spent))
+            with self._lock:
+                known = self.known(each, until)
+            return known.row if known is not None else self._row(each, {}, None)
+
+        return row
 
     def supervisor(self, workflow: str) -> str:
         """Return the process of ``stepwise up`` that continues the runs of a workflow, in words.
@@ -270,21 +280,6 @@ class RunReader:
         if not matters.total and row.can_resume and (has_come or row.status in _RESUMABLE):
             matters = Matters(resumable=[row])
         return row, matters
-
-
-class _RowMaker:
-    """The maker of the rows of one page, which reads journals until a moment."""
-
-    def __init__(self, reader: RunReader, until: float) -> None:
-        self._reader, self._until = reader, until
-
-    def __call__(self, each: Listed) -> RunRow:
-        tally = each.facts.tally
-        if each.facts.status != "running" and tally is not None:
-            return self._reader._row(each, tally.counts, Spent(*tally.spent))
-        with self._reader._lock:
-            known = self._reader.known(each, self._until)
-        return known.row if known is not None else self._reader._row(each, {}, None)
 
 
 def _signals(store: Store, seal: Any, row: RunRow) -> Iterator[Matter]:
