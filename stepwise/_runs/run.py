@@ -83,6 +83,10 @@ class Run:
         self.id = run_id
         self._seal = journals.seal_for(store) if seal is None else seal
 
+    @property
+    def _place(self) -> run_steps.Place:
+        return self.store, self._seal, self.id
+
     def __reduce__(self) -> Any:
         return _run_in, (self.store.url, self.id)
 
@@ -144,9 +148,7 @@ class Run:
     def _facts(self) -> RunFacts:
         facts = journals.facts_of(self.store, self._seal, self.id)
         if facts is None:
-            journals.Journal(
-                self.store, self._seal, self.id, 0, fsync=True
-            ).load()  # raises if it is lost
+            journals.Journal(*self._place, 0, fsync=True).load()  # raises if it is lost
             what = f"run {self.id!r} is gone from {self.store.url}"
             if journals.newest_mark(self.store, self._seal, self.id).last:
                 what += (
@@ -279,8 +281,7 @@ class Run:
     @property
     def steps(self) -> list[run_steps.StepRecord]:
         """All recorded calls, in the order in which they were first made."""
-        place = self.store, self._seal, self.id
-        return run_steps.steps_of(place, [*self._entries()], owned=self.owner is not None)
+        return run_steps.steps_of(self._place, [*self._entries()], owned=self.owner is not None)
 
     @property
     def inbox(self) -> list[InboxMessage]:
@@ -360,7 +361,7 @@ class Run:
 
     def _checkpoint(self, at: int | None) -> Loaded:
         """Return the newest checkpoint, or the last one after so many steps; see :meth:`locals`."""
-        loaded = run_steps.newest_checkpoint(self.store, self._seal, self.id, at)
+        loaded = run_steps.newest_checkpoint(*self._place, at)
         if loaded is None:
             when = "" if at is None else f" at or before step {at}"
             steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
@@ -387,7 +388,7 @@ class Run:
         Raises:
             StepNotFoundError: no checkpoint is kept that early.
         """
-        return reasons.why_of((self.store, self._seal, self.id), self._facts(), at)
+        return reasons.why_of(self._place, self._facts(), at)
 
     def history(self, name: str, limit: int = 1000) -> reasons.VariableHistory:
         """Return how a variable changed over the kept checkpoints, oldest first.
@@ -403,7 +404,7 @@ class Run:
             ConfigurationError: this is no path, or no kept checkpoint has such a variable.
             StepNotFoundError: the run has no checkpoint.
         """
-        return reasons.history_of((self.store, self._seal, self.id), self._facts(), name, limit)
+        return reasons.history_of(self._place, self._facts(), name, limit)
 
     def bisect(self, expression: str, *, every: bool = False) -> reasons.FirstTrue:
         """Return the first kept checkpoint at which an expression over the variables is true.
@@ -421,8 +422,7 @@ class Run:
             ConfigurationError: this is no expression.
             StepNotFoundError: the run has no checkpoint.
         """
-        place = self.store, self._seal, self.id
-        return reasons.bisect_of(place, self._facts(), expression, every=every)
+        return reasons.bisect_of(self._place, self._facts(), expression, every=every)
 
     @property
     def result(self) -> Any:
@@ -450,7 +450,7 @@ class Run:
         """
         facts = self._facts()
         failed = facts.status == "failed"
-        failures = run_steps.failures_of((self.store, self._seal, self.id), 0) if failed else {}
+        failures = run_steps.failures_of(self._place, 0) if failed else {}
         return failures.get(facts.end, ())
 
     def _error_text(self) -> str | None:
@@ -591,9 +591,7 @@ class Run:
             ConfigurationError: an approver has to sign the answer, and this key is not an
                 approver's key.
         """
-        questions.give_answer(
-            self.store, self._seal, self.id, step, ticket, questions.Decision(True, note, key)
-        )
+        questions.give_answer(*self._place, step, ticket, questions.Decision(True, note, key))
 
     def deny(self, step: int | str, ticket: str, reason: str, *, key: Any = None) -> None:
         """Answer the question of a step with no: its call raises :class:`ApprovalDenied`.
@@ -612,9 +610,7 @@ class Run:
             ConfigurationError: the reason is empty, or an approver has to sign the answer, and this
                 key is not an approver's key.
         """
-        questions.give_answer(
-            self.store, self._seal, self.id, step, ticket, questions.Decision(False, reason, key)
-        )
+        questions.give_answer(*self._place, step, ticket, questions.Decision(False, reason, key))
 
     def send(self, name: str, value: Any = None, key: str | None = None) -> int:
         """Send a signal to the run, from any process: a value for its ``wait_for(name)``.

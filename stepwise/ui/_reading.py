@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+from stepwise._display.terminal import seconds_in
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
 from stepwise._journal.journal import entries_of, newest_mark, open_head, seal_for
@@ -301,7 +302,6 @@ _COMPARED: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
-_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _STATUSES = get_args(RunStatus)
 
 
@@ -400,11 +400,10 @@ def _tag(search: Search, value: str, _: float) -> Search:
 
 
 def _since(search: Search, value: str, now: float) -> Search:
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([smhdw])", value)
-    if match is None:
+    seconds = seconds_in(value)
+    if seconds is None:
         raise WrongWordsError(f"since:{value} is not a duration: write since:90s, 15m, 2h, 30d, 4w")
-    start = now - float(match[1]) * _AGES[match[2]]
-    return _with(search, lambda facts: facts.updated_at >= start)
+    return _with(search, lambda facts: facts.updated_at >= now - seconds)
 
 
 def _error(search: Search, value: str, _: float) -> Search:
