@@ -570,10 +570,10 @@ def _copied(
     handled, calls = _open_calls(source, shared, now)
     begins = _branched(source, _made_again(source, new_id, calls), now)
     facts, found = source.facts, [*shared]
-    if not projection.start_of(shared[:1]):  # it was pruned
-        started = facts.workflow, facts.digest, facts.arguments, facts.code
-        number = shared[0].number - 1 if shared else facts.pruned
-        found.insert(0, records.Entry(number, records.Started(*started, tags=facts.tags), b""))
+    if not projection.start_of(shared[:1]):  # it was pruned, or lost
+        given = facts.workflow, facts.digest, facts.arguments, facts.code
+        started = records.Started(*given, tags=facts.tags)
+        found.insert(0, records.Entry(facts.pruned or 1, started, b""))
     found = [records.shared_entry(each, begins) for each in projection.without_gaps(found)]
     for place, each in enumerate(found):
         if isinstance(each.record, records.Quarantined):  # the gaps are no losses of the fork
