@@ -209,16 +209,12 @@ class Questions(Projection):
         """Return the last question of a call, or ``None`` if the call asked none."""
         return self.asked.get(number)
 
-
-def open_questions(entries: Iterable[records.Entry], facts: records.RunFacts) -> list[Asked]:
-    """Return the open questions that a run waits for, in the order of their calls."""
-    if facts.status in records.OVER:
-        return []
-    known = Questions(entries)
-    if facts.status == "suspended":
-        waits = {each.number for each in facts.waits if each.kind == "approval"}
-        return [known.asked[number] for number in sorted(waits & known.open)]
-    return [known.asked[number] for number in sorted(known.open - known.instead.keys())]
+    def waited_for(self, facts: records.RunFacts) -> list[Asked]:
+        """Return the open questions that a run waits for, in the order of their calls."""
+        found = self.open - self.instead.keys() if facts.status not in records.OVER else set()
+        if facts.status == "suspended":
+            found = self.open & {each.number for each in facts.waits if each.kind == "approval"}
+        return [self.asked[number] for number in sorted(found)]
 
 
 # -- course ---------------------------------------------------------------------------------------

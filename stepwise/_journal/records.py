@@ -784,6 +784,11 @@ class Entry(NamedTuple):
         return isinstance(self.record, Settled) and self.record.landed
 
     @property
+    def settled_by(self) -> str:
+        """The person who settled the call; empty for other records."""
+        return self.record.by if isinstance(self.record, Settled) else ""
+
+    @property
     def step(self) -> int:
         """Number of the call whose state the record holds; 0 for other records."""
         if isinstance(self.record, _STATES):

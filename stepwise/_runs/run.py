@@ -568,7 +568,7 @@ class Run:
     @property
     def questions(self) -> list[questions.Question]:
         """The open questions of the run and its child runs, which wait for a person's answer."""
-        return questions.questions_of(self.store, self._seal, self._facts())
+        return questions.RunQuestions(self.store, self._seal, self._facts()).open
 
     def approve(self, step: int | str, ticket: str, note: str = "", *, key: Any = None) -> None:
         """Answer the question of a step with yes: its call runs with the arguments shown.

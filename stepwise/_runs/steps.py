@@ -34,7 +34,7 @@ from stepwise._journal.journal import (
     read_one,
 )
 from stepwise._journal.projection import Calls, Places
-from stepwise._journal.records import OVER, Call, Entry, RunFacts, Settled
+from stepwise._journal.records import OVER, Call, Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
 from stepwise._journal.versions import recorded_versions
@@ -757,7 +757,7 @@ def step_record(
         instead=call.instead,
         differs=tuple(differing(call, other)) if other is not None else (),
         usage=outcome.usage if outcome is not None else {},
-        by=entry.record.by if isinstance(entry.record, Settled) else "",
+        by=entry.settled_by,
         waited=waited,
         version=call.code,
         cached=outcome.cached if outcome is not None else {},

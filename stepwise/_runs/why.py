@@ -35,7 +35,7 @@ from stepwise._journal.versions import recorded_versions
 from stepwise._runs import steps as run_steps
 from stepwise._runs.overview import SHOWN, Overview, overview
 from stepwise._runs.paths import ABSENT, differences, find, length_of, parsed, short, size_of
-from stepwise._runs.questions import questions_of
+from stepwise._runs.questions import RunQuestions
 from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import Place
 from stepwise._runtime.clock import now
@@ -855,7 +855,8 @@ class _RunReading:
         if status == "running":
             yield f"stepwise watch {run_id}", "follow it"
         asks = "waiting" in self.seen.statuses or self.seen.course.children
-        for question in questions_of(store, seal, self.facts) if asks and not self.depth else ():
+        asked = RunQuestions(store, seal, self.facts).open if asks and not self.depth else ()
+        for question in asked:
             yes, *no = answers_to(question)
             says = "adopt the branch" if question._proposed_by else f"say yes to {question.name}"
             yield yes, f"{says}: {question.text}"

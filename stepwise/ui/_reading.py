@@ -49,7 +49,7 @@ from stepwise._journal.records import OVER, Entry, RunFacts
 from stepwise._journal.summary import kept_summary, open_waits
 from stepwise._runs.messages import messages_of
 from stepwise._runs.overview import overview
-from stepwise._runs.questions import questions_of
+from stepwise._runs.questions import RunQuestions
 from stepwise._runs.run import Listed, Run, each_listed, newest_heads, number_of_runs
 from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runtime.facts import NamedTuple
@@ -268,7 +268,7 @@ class RunReader:
         is_waiting, is_stopped = "waiting" in seen.statuses, row.status in UNFINISHED
         waits = is_waiting and row.status not in (*OVER, "cancelling")
         # A child run has a head of its own, and its questions with it.
-        asked = questions_of(*place, facts) if is_waiting else []
+        asked = RunQuestions(*place, facts).open if is_waiting else []
         matters = Matters(
             questions=[Matter(row, each) for each in asked if each.run_id == row.id],
             doubts=[Matter(row, step) for step in seen.in_doubt] if is_stopped else (),
