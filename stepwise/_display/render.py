@@ -20,7 +20,7 @@ from typing import Any
 from stepwise._display.markup import Content, Markup, markup, sheet, tag, whole
 from stepwise._display.terminal import Column, Terminal, duration_text, line_of, one_line, when
 from stepwise._display.timeline import did, last_span, placed
-from stepwise._display.words import cached_text, result_text, took_text
+from stepwise._display.words import cached_text, counts_text, result_text, took_text
 from stepwise._runtime.messages import printable, publisher, shell_word
 from stepwise.errors import StepwiseError
 
@@ -74,10 +74,8 @@ class RunShown:
     @property
     def counts(self) -> str:
         """Number of steps of each status, in words."""
-        told = [f"{n:,} {status.replace('_', ' ')}" for status, n in sorted(self.statuses.items())]
-        if len(told) < 2:
-            return "".join(told) or "none"
-        return f"{self.total:,} ({', '.join(told)})"
+        told = counts_text(self.statuses) or "none"
+        return f"{self.total:,} ({told})" if len(self.statuses) > 1 else told
 
     @property
     def attempt(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from stepwise._display.markup import Markup, block, tag
 from stepwise._display.render import framed, status_of
 from stepwise._display.terminal import Column, Terminal, Word, line_of, when
-from stepwise._display.words import result_text
+from stepwise._display.words import counts_text, result_text
 from stepwise._runtime.messages import printable
 from stepwise._values.preview import NO_SECRETS
 
@@ -85,12 +85,11 @@ def _lines(why: Any, terminal: Terminal) -> Iterator[str]:
 
 def about(why: Any) -> str:
     """Return the run's id, its times, and what it has done and spent."""
-    counts = [f"{n:,} {status.replace('_', ' ')}" for status, n in sorted(why.counts.items())]
     parts = [
         f"run {why.id}",
         f"begun {when(why.created_at)}",
         f"last change {when(why.updated_at)}",
-        f"steps: {', '.join(counts) or 'none'}",
+        f"steps: {counts_text(why.counts) or 'none'}",
         f"spent {why.spent}" if f"{why.spent}" else "",
         f"resumed {why.resumed} times" if why.resumed > 1 else "resumed once" * why.resumed,
     ]

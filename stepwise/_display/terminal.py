@@ -215,6 +215,15 @@ def shown_value(value: object, limit: int = 100_000) -> str:
         return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
 
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def seconds_in(text: str) -> float | None:
+    """Return the seconds of ``90s``, ``15m``, ``2h``, ``30d`` or ``4w``; ``None`` for others."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)\s*([smhdw])", text.strip())
+    return float(match[1]) * _UNITS[match[2]] if match is not None else None
+
+
 def ago(seconds: float) -> str:
     """Return a past time in words, given the seconds since then."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):

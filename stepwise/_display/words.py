@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stepwise._display.terminal import duration_text, when
 from stepwise._runtime.messages import count
 
 _ENDS = {"died": "process died", "completed": "ended"}
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return the number of steps by status, as ``12 completed, 1 failed``; empty for none."""
+    told = [f"{n:,} {status.replace('_', ' ')}" for status, n in sorted(counts.items()) if n]
+    return ", ".join(told)
 
 
 def ended_text(end: str) -> str:

@@ -13,26 +13,16 @@ from stepwise._runtime.facts import NamedTuple
 
 
 def facts_at_start(run_id: str, started: records.Started) -> records.RunFacts:
-    """Return the facts of a run that begins."""
+    """Return the facts of a run that begins: its record has most of them, under their names."""
+    given: dict[str, Any] = started._asdict()
     return records.RunFacts(
         run_id=run_id,
-        workflow=started.workflow,
         label=started.workflow.rpartition(":")[2],
         status="running",
-        arguments=started.arguments,
-        digest=started.digest,
-        code=started.code,
-        parent=started.parent,
-        forked_from=started.forked_from,
         forked_by=started.by,
-        effects=started.effects,
-        secrets=started.secrets,
-        hidden=started.hidden,
         created_at=started.at,
         updated_at=started.at,
-        parts=started.parts,
-        tags=started.tags,
-        trace=started.trace,
+        **{name: given[name] for name in records.RunFacts._fields if name in given},
     )
 
 
@@ -55,26 +45,27 @@ class _Derived(Projection):
 
     def __init__(self, run_id: str, facts: records.RunFacts | None = None) -> None:
         self._run_id = run_id
-        self.facts = facts
+        self.facts: Any = facts
+
+    def take(self, entry: records.Entry) -> None:
+        if self.facts is not None or isinstance(entry.record, records.Started):
+            super().take(entry)
 
     def _change(self, **changes: Any) -> None:
-        if self.facts is not None:
-            self.facts = self.facts._replace(**changes)
+        self.facts = self.facts._replace(**changes)
 
     def on_started(self, entry: records.Entry, record: records.Started) -> None:
         self.facts = facts_at_start(self._run_id, record)
 
     def on_branched(self, entry: records.Entry, record: records.Branched) -> None:
-        at = record.at
-        self._change(status="running", end=0, undoing=False, waits=(), error="", updated_at=at)
-        self._change(base=record.base, effects=record.effects, cancelling="", cancels=0)
+        own = {"base": record.base, "effects": record.effects, "updated_at": record.at}
+        self.facts = self.facts.unfinished(**own)
 
     def on_adopted(self, entry: records.Entry, record: records.Adopted) -> None:
         self._change(effects=records.ADOPTED)
 
     def on_superseded(self, entry: records.Entry, record: records.Superseded) -> None:
-        if self.facts is not None:
-            self.facts = superseded(self.facts, record)
+        self.facts = superseded(self.facts, record)
 
     def on_ended(self, entry: records.Entry, record: records.Ended) -> None:
         at = record.at
@@ -93,18 +84,15 @@ class _Derived(Projection):
         self._note_cancels(record.message)
 
     def _note_cancels(self, number: int) -> None:
-        if self.facts is not None:
-            self._change(cancels=max(number, self.facts.cancels))
+        self._change(cancels=max(number, self.facts.cancels))
 
     def on_compensating(self, entry: records.Entry, record: records.Compensating) -> None:
-        if self.facts is not None:
-            undone = self.facts.undone + (not self.facts.undoing)
-            at = record.at
-            status = "cancelled" if self.facts.status == "cancelled" else "failed"
-            self._change(status=status, end=0, undoing=True, undone=undone, updated_at=at)
+        undone = self.facts.undone + (not self.facts.undoing)
+        status, at = "cancelled" if self.facts.status == "cancelled" else "failed", record.at
+        self._change(status=status, end=0, undoing=True, undone=undone, updated_at=at)
 
     def on_resumed(self, entry: records.Entry, record: records.Resumed) -> None:
-        if self.facts is not None and self.facts.is_submitted:
+        if self.facts.is_submitted:
             self._change(created_at=record.at)  # now it begins
         self._change(status="running", end=0, undoing=False, updated_at=record.at, waits=())
         self._note_cancels(record.seen)
@@ -114,8 +102,7 @@ class _Derived(Projection):
     def on_forgotten(
         self, entry: records.Entry, record: records.Forgotten | records.Quarantined
     ) -> None:
-        if self.facts is not None:
-            self.facts = self.facts.reopened(record.at)
+        self.facts = self.facts.reopened(record.at)
 
     on_quarantined = on_forgotten
 
@@ -136,7 +123,8 @@ def derive_facts(
     derived = _Derived(run_id, facts)
     for entry in entries:
         derived.take(entry)
-    return derived.facts
+    found: records.RunFacts | None = derived.facts
+    return found
 
 
 # -- questions ------------------------------------------------------------------------------------
@@ -221,16 +209,12 @@ class Questions(Projection):
         """Return the last question of a call, or ``None`` if the call asked none."""
         return self.asked.get(number)
 
-
-def open_questions(entries: Iterable[records.Entry], facts: records.RunFacts) -> list[Asked]:
-    """Return the open questions that a run waits for, in the order of their calls."""
-    if facts.status in records.OVER:
-        return []
-    known = Questions(entries)
-    if facts.status == "suspended":
-        waits = {each.number for each in facts.waits if each.kind == "approval"}
-        return [known.asked[number] for number in sorted(waits & known.open)]
-    return [known.asked[number] for number in sorted(known.open - known.instead.keys())]
+    def waited_for(self, facts: records.RunFacts) -> list[Asked]:
+        """Return the open questions that a run waits for, in the order of their calls."""
+        found = self.open - self.instead.keys() if facts.status not in records.OVER else set()
+        if facts.status == "suspended":
+            found = self.open & {each.number for each in facts.waits if each.kind == "approval"}
+        return [self.asked[number] for number in sorted(found)]
 
 
 # -- course ---------------------------------------------------------------------------------------

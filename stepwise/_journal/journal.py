@@ -347,10 +347,9 @@ def read(
     first = next(rows, None)
     if first is None:
         return
-    if first[0] > at.last + 1:
-        start = at
-        for shared, at in _shared(store, seal, run_id, first, start):
-            yield shared, at
+    before = at
+    for shared, at in _shared(store, seal, run_id, first, before):
+        yield shared, at
     for number, opened, _ in verified(store, seal, run_id, chain((first,), rows), at):
         entry, at = followed(at, number, opened)
         yield entry, at
@@ -1270,36 +1269,37 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> records.RunFacts | None:
 
     Return ``None`` if there is no such run.
     """
-    found = read_head(store, seal, run_id)
-    if found is not None:
-        facts, last, link = found
-        start, seen = _seen.get((store.url, run_id), (link, Position(last, link)))
-        if start != link:
-            seen = Position(last, link)
-        before = Position(max(0, seen.last - 1), None)
-        held, turned, other = last <= facts.pruned, False, False
-        rows = store.read(run_id, before.last)
-        for number, opened, _ in verified(store, seal, run_id, rows, before):
-            if opened is not None and number == seen.last:
-                held = opened.link == seen.link
-                other = not held  # the head belongs to another history
-            elif opened is not None:
-                turned = turned or records.is_turn(opened.header)
-                seen = Position(number, opened.link)
-        if held and not turned:
-            _seen.clear()
-            _seen[store.url, run_id] = link, seen
-            return facts
-    from stepwise._journal.course import derive_facts  # imported on use: few heads need it
 
-    derived = (
-        None
-        if found is not None and held
-        else derive_facts(run_id, read_entries(store, seal, run_id))
-    )
+    def derived(
+        start: Position | None = None, facts: records.RunFacts | None = None
+    ) -> records.RunFacts | None:
+        from stepwise._journal.course import derive_facts  # imported on use: few heads need it
+
+        return derive_facts(run_id, read_entries(store, seal, run_id, start), facts)
+
+    found = read_head(store, seal, run_id)
     if found is None:
-        return derived
+        return derived()
+    facts, last, link = found
+    start, seen = _seen.get((store.url, run_id), (link, Position(last, link)))
+    if start != link:
+        seen = Position(last, link)
+    before = Position(max(0, seen.last - 1), None)
+    held, turned, other = last <= facts.pruned, False, False
+    rows = store.read(run_id, before.last)
+    for number, opened, _ in verified(store, seal, run_id, rows, before):
+        if opened is not None and number == seen.last:
+            held = opened.link == seen.link
+            other = not held  # the head belongs to another history
+        elif opened is not None:
+            turned = turned or opened.header[0] in records.TURNS
+            seen = Position(number, opened.link)
+    if held and not turned:
+        _seen.clear()
+        _seen[store.url, run_id] = link, seen
+        return facts
+    whole = derived() if not held else None
     # If the head's last record is damaged or missing, the head of this life of the run knows more.
-    if derived is None or (not other and derived.created_at == facts.created_at):
-        return derive_facts(run_id, read_entries(store, seal, run_id, Position(last, None)), facts)
-    return derived._replace(pruned=facts.pruned, codec=facts.codec)
+    if whole is None or (not other and whole.created_at == facts.created_at):
+        return derived(Position(last, None), facts)
+    return whole._replace(pruned=facts.pruned, codec=facts.codec)

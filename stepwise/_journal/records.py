@@ -733,6 +733,11 @@ class RunFacts(NamedTuple):
         """When a submitted run is to begin, in seconds since 1970; ``None`` for other runs."""
         return self.waits[0].until if self.is_submitted and not self.cancelling else None
 
+    def unfinished(self, **changes: Any) -> RunFacts:
+        """Return the facts of another run that goes on from records of this one."""
+        facts = self._replace(status="running", error="", end=0, waits=(), undoing=False)
+        return facts._replace(cancelling="", cancels=0, tally=None, **changes)
+
     def reopened(self, at: float) -> RunFacts:
         """Return the facts without an end; a run stopped on purpose stays so until it is called."""
         kept = ("interrupted", "cancelled")
@@ -803,23 +808,19 @@ class Entry(NamedTuple):
 
 KINDS: dict[str, Any] = {cls.__name__.lower(): cls for cls in get_args(Record)}
 _NAMES = {cls: name for name, cls in KINDS.items()}
-_TURNS = frozenset(
+TURNS = frozenset(
     _NAMES[cls]
     for cls in (
         Started, Ended, Interrupted, Suspended, Cancelling, Compensating, Resumed, Forgotten,
         Quarantined, Restored, Branched, Adopted, Superseded,
     )
 )  # fmt: skip
+"""The kinds of records that change the facts of their run, so that a head is written with them."""
 _TUPLES = {
     cls: [place for place, kind in enumerate(cls.__annotations__.values()) if "tuple[" in str(kind)]
     for cls in KINDS.values()
 }
 _OF_CALLS = (*_STATES, Stopped, Ruled)
-
-
-def is_turn(header: list[Any]) -> bool:
-    """Return whether a record changes the facts of its run, so that a head is written with it."""
-    return header[0] in _TURNS
 
 
 def to_header(record: Record) -> list[Any]:

@@ -219,11 +219,23 @@ def follow(
     return fresh, effects
 
 
+def followed(
+    store: Store, seal: Seal, run_id: str
+) -> tuple[Summary, list[records.Entry], list[records.Entry]] | None:
+    """Return the stored summary with the records after it, and these records; see :func:`follow`.
+
+    Return ``None`` if there is no summary that fits the journal.
+    """
+    summary = kept_summary(store, seal, run_id)
+    added = follow(store, seal, run_id, summary) if summary is not None else None
+    return (summary, *added) if summary is not None and added is not None else None
+
+
 def course_of(store: Store, seal: Seal, facts: records.RunFacts) -> Course:
     """Return the attempts of a run, from its summary if possible."""
-    summary = kept_summary(store, seal, facts.run_id)
-    if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
-        return summary.course
+    known = followed(store, seal, facts.run_id)
+    if known is not None:
+        return known[0].course
     course = Summary().course
     for entry in journals.entries_of(store, seal, facts):
         course.take(entry)
@@ -248,11 +260,11 @@ def how_started(
 
 def open_waits(store: Store, seal: Seal, facts: records.RunFacts) -> list[RecordedCall]:
     """Return the waiting calls of a run, according to its journal."""
-    summary = kept_summary(store, seal, facts.run_id)
-    followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
-    if summary is not None and followed is not None:
-        found = [call for call in Calls(followed[0]) if call.wait]
-        if len(found) == list(summary.others.values()).count("waiting"):
+    known = followed(store, seal, facts.run_id)
+    if known is not None:
+        summary, fresh, _ = known
+        found = [call for call in Calls(fresh) if call.wait]
+        if len(found) == [*summary.others.values()].count("waiting"):
             return found
     entries = journals.entries_of(store, seal, facts)
     return [call for call in Calls(entries) if call.wait]
@@ -421,12 +433,12 @@ class SummaryKeeper:
         if summary is not None and summary.position[0] == at.last:
             return summary, at, self._effects
         summary = kept_summary(*self._place) or Summary()
-        followed = follow(*self._place, summary)
-        if followed is None:
+        added = follow(*self._place, summary)
+        if added is None:
             raise _NotFollowedError
         at = summary.start
         self._new = {n: each for n, each in self._new.copy().items() if n > at.last}
-        return summary, at, followed[1]
+        return summary, at, added[1]
 
     @property
     def _place(self) -> tuple[Store, Seal, str]:

@@ -58,7 +58,8 @@ def findings(version: str) -> Iterator[Finding]:
         store: Any = open_store(settings.store())  # creates no file and no connection
     except StepwiseError as error:  # the settings do not name a store
         yield Finding("store", "problem", str(error))
-        yield from (*_locks(is_server=False), *_key(is_server=False, is_untouched=True))
+        yield from _locks(is_server=False)
+        yield _key(is_server=False, is_untouched=True)
         return
     folder = store.path if isinstance(store, DiskStore) else None
     is_untouched = folder is not None and not os.path.isdir(folder)
@@ -67,7 +68,7 @@ def findings(version: str) -> Iterator[Finding]:
     if is_server:
         yield from _server(store)
     yield from _locks(is_server=is_server)
-    yield from _key(is_server=is_server, is_untouched=is_untouched)
+    yield _key(is_server=is_server, is_untouched=is_untouched)
     if not is_untouched:
         yield from _runs()
     elif folder is not None and not os.path.exists(folder):
@@ -196,33 +197,26 @@ def _locks(*, is_server: bool) -> Iterator[Finding]:
         yield Finding("locks", "warning", text, todo)
 
 
-def _key(*, is_server: bool, is_untouched: bool) -> Iterator[Finding]:
+def _key(*, is_server: bool, is_untouched: bool) -> Finding:  # noqa: PLR0911 -- one for each case
     if os.environ.get("STEPWISE_KEY"):
-        yield Finding("key", "ok", "from STEPWISE_KEY")
-        return
+        return Finding("key", "ok", "from STEPWISE_KEY")
     path = pathlib.Path(settings.home(), "key")
+    if path.parent.exists() and (problem := _distrusted(path)):
+        return Finding("key", "problem", problem)
+    if not path.exists() and is_untouched:
+        return Finding("key", "ok", f"{path} is made by the first run")
     if not path.exists():
-        if path.parent.exists() and (problem := _distrusted(path)):
-            yield Finding("key", "problem", problem)
-        elif is_untouched:
-            yield Finding("key", "ok", f"{path} is made by the first run")
-        else:
-            todo = "bring it back from a backup, or set STEPWISE_KEY; else no run can be verified"
-            yield Finding("key", "problem", f"{path} is gone", todo)
-        return
+        todo = "bring it back from a backup, or set STEPWISE_KEY; else no run can be verified"
+        return Finding("key", "problem", f"{path} is gone", todo)
     mode = path.stat().st_mode & 0o777
-    if problem := _distrusted(path):
-        yield Finding("key", "problem", problem)
-        return
     if not os.access(path, os.R_OK):
-        yield Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
-    elif mode & 0o077:
-        yield Finding("key", "warning", f"others may read {path} ({mode:o})", f"chmod 600 {path}")
-    elif is_server:
+        return Finding("key", "problem", f"{path} cannot be read", f"chmod 600 {path}")
+    if mode & 0o077:
+        return Finding("key", "warning", f"others may read {path} ({mode:o})", f"chmod 600 {path}")
+    if is_server:
         todo = "set STEPWISE_KEY to the same secret on every machine that uses the store"
-        yield Finding("key", "warning", f"{path}: other machines do not have it", todo)
-    else:
-        yield Finding("key", "ok", str(path))
+        return Finding("key", "warning", f"{path}: other machines do not have it", todo)
+    return Finding("key", "ok", str(path))
 
 
 def _distrusted(path: pathlib.Path) -> str:

@@ -28,11 +28,12 @@ from stepwise._runs.steps import (
     UNFINISHED,
     RecordedFrame,
     StepRecord,
+    checkpoints_of,
     error_line,
     newest_checkpoint,
     or_why,
 )
-from stepwise.errors import RunNotFoundError, StepNotFoundError, UnreadableValueError
+from stepwise.errors import RunNotFoundError, UnreadableValueError
 
 # -- diff -----------------------------------------------------------------------------------------
 
@@ -83,20 +84,24 @@ def first_step(one: Run, other: Run) -> StepDifference | None:
 
 def first_variable(one: Run, other: Run) -> VariableDifference | None:
     """Return the first variable that differs between two runs, at checkpoints of the same step."""
-    places = [
-        {each.step: each for each in run.checkpoints if each.verified} for run in (one, other)
-    ]
+    places = _checkpoints_by_step(one), _checkpoints_by_step(other)
     for step in sorted(places[0].keys() & places[1].keys()):
-        variables = one._shown_locals(step), other._shown_locals(step)
+        variables = one._shown_at(places[0][step]), other._shown_at(places[1][step])
         for name in dict.fromkeys((*variables[0], *variables[1])):
             pair = [each.get(name, ABSENT) for each in variables]
             if not same_value(*pair):
                 first, second = (
                     "(missing)" if value is ABSENT else shown_value(value, 1000) for value in pair
                 )
-                position = places[0][step].position
+                position = places[0][step].state.where
                 return VariableDifference(name, step, position, (first, second))
     return None
+
+
+def _checkpoints_by_step(run: Run) -> dict[int, Loaded]:
+    """Return the checkpoints that verify, by the number of steps that were done."""
+    found = (loaded for _, loaded in checkpoints_of(run.store, run._seal, run.id))
+    return {each.state.step: each for each in found if each is not None}
 
 
 def _difference(one: StepRecord | None, other: StepRecord | None) -> str:
@@ -218,13 +223,13 @@ def _with_error(shown: RunShown, run: Run) -> RunShown:
 
 def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
     """Yield the newest checkpoints, the newest first, with their variables."""
-    by_step = {each.step: each for each in run.checkpoints if each.verified}
+    by_step = _checkpoints_by_step(run)
     for step in sorted(by_step, reverse=True)[:_CHECKPOINTS]:
-        title = f"after step {step}, at {by_step[step].position}"
+        title = f"after step {step}, at {by_step[step].state.where}"
         try:
-            found = run._shown_locals(step).items()
+            found = run._shown_at(by_step[step]).items()
             variables = {name: shown_value(value, _VALUE) for name, value in found}
-        except (StepNotFoundError, UnreadableValueError) as error:
+        except UnreadableValueError as error:
             yield CheckpointShown(title, {}, str(error))
         else:
             yield CheckpointShown(title, variables)

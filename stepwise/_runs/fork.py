@@ -106,7 +106,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     cut, loaded = point_of(source, change, results)
     if not change.messages:
         _refuse_messages(source, cut, loaded)
-    _write(source, new_id, cut, loaded, change.variables, results)
+    _NewRun(source, new_id, cut, loaded).copy(change.variables, results)
     return new_id
 
 
@@ -321,97 +321,226 @@ def _untaken(source: ForkedRun, cut: int, loaded: Loaded | None) -> list[str]:
 # -- writing it ----------------------------------------------------------------------------------
 
 
-def _write(
-    source: ForkedRun,
-    new_id: str,
-    cut: int,
-    loaded: Loaded | None,
-    variables: Mapping[str, Any],
-    results: Mapping[int, Any],
-    parent: str = "",
-) -> None:
-    facts, now = source.facts, time.time()
-    shared = [each for each in source.entries if each.number <= cut]
-    known = look_into(loaded) if loaded is not None and variables else ()
-    payload, changed = _with_changes(facts, loaded, variables, known)
-    entries = _copied(source, new_id, shared, results, now)
-    first = entries[0].number - 1
-    head = _head(source, new_id, parent, now, cut)
+class _NewRun:
+    """A run that continues from a point of another run, as it is written: a fork or a branch.
 
-    def beside(positions: list[Position]) -> dict[str, Data]:
-        summary = summary_of(zip(entries, positions[1:], strict=True))
-        objects = sealed_summary(source.seal, new_id, summary)
-        objects |= _beside_calls(source, new_id, shared)
-        if loaded is not None:
-            last = shared[-1].number if shared else first + 1
-            at = positions[min(loaded.state.journal[0], last) - first]
-            objects |= _checkpoint_in(source, new_id, loaded, at, changed, payload)
-        return objects
-
-    items = [(each.record, each.payload) for each in entries]
-    _begin(source, new_id, Position(first, None), items, beside, head)
-
-
-def _begin(
-    source: ForkedRun,
-    new_id: str,
-    at: Position,
-    items: Iterable[tuple[records.Record, Data]],
-    beside: Callable[[list[Position]], dict[str, Data]],
-    head: records.RunFacts,
-) -> None:
-    """Write the first records of a new run, behind a position, and the objects beside them.
-
-    The messages are copied first, or the run would wait for a message that was already sent.
+    Args:
+        source: the other run.
+        run_id: the id of the new run.
+        cut: the number of the last record that it shares.
+        loaded: the checkpoint at which it resumes; ``None`` for the top.
+        effects: of a branch, as in :class:`.records.RunFacts`; empty for a fork.
+        parent: the run that calls it; empty if none does.
     """
-    store, seal = source.store, source.seal
-    with owned_journal(store, seal, new_id) as journal:
-        Inbox(store, seal, source.facts.run_id).copy_to(Inbox(store, seal, new_id))
-        journal.load(at)
-        journal.begin_with(items, beside, head)
+
+    def __init__(
+        self,
+        source: ForkedRun,
+        run_id: str,
+        cut: int,
+        loaded: Loaded | None,
+        effects: str = "",
+        parent: str = "",
+    ) -> None:
+        self._store, self._seal, self._facts = source.store, source.seal, source.facts
+        self._source, self._id, self._cut, self._loaded = source, run_id, cut, loaded
+        self._effects, self._parent = effects, parent
+
+    def copy(self, variables: Mapping[str, Any], results: Mapping[int, Any]) -> None:
+        """Write a fork, which has the shared records itself."""
+        loaded, now = self._loaded, time.time()
+        shared = [each for each in self._source.entries if each.number <= self._cut]
+        known = look_into(loaded) if loaded is not None and variables else ()
+        changes = self._with_changes(variables, known)
+        entries = self._copied(shared, results, now)
+        first = entries[0].number - 1
+
+        def beside(positions: list[Position]) -> dict[str, Data]:
+            summary = summary_of(zip(entries, positions[1:], strict=True))
+            objects = sealed_summary(self._seal, self._id, summary) | self._beside_calls(shared)
+            last = shared[-1].number if shared else first + 1
+            at = min(loaded.state.journal[0], last) if loaded is not None else first
+            return objects | self._checkpoint(positions[at - first], *changes)
+
+        items = [(each.record, each.payload) for each in entries]
+        self._write(Position(first, None), items, beside, self._head(now))
+
+    def share(self, variables: Mapping[str, Any]) -> None:
+        """Write a branch, which shares the records, and has a checkpoint of its own."""
+        at, checkpoint, known, calls, handled, now, summary = self._source.shared(
+            self._cut, self._loaded
+        )
+        changes = self._with_changes(variables, known)
+        begins = self._begins(calls, now)
+        items: list[tuple[records.Record, Data]] = [(begins, b"")]
+        items += [(handled, b"")] if handled.numbers else []
+        head = self._head(now)._replace(base=self._facts.run_id, effects=self._effects)
+
+        def beside(_: list[Position]) -> dict[str, Data]:
+            objects = self._versions()
+            if not begins.again:
+                objects |= sealed_summary(self._seal, self._id, summary)
+            return objects | self._checkpoint(checkpoint, *changes)
+
+        with _shareable(self._source, at):
+            self._write(at, items, beside, head)
+
+    def _write(
+        self,
+        at: Position,
+        items: Iterable[tuple[records.Record, Data]],
+        beside: Callable[[list[Position]], dict[str, Data]],
+        head: records.RunFacts,
+    ) -> None:
+        """Write the first records behind a position, and the objects beside them.
+
+        The messages are copied first, or the run would wait for a message that was already sent.
+        """
+        inboxes = [Inbox(self._store, self._seal, each) for each in (self._facts.run_id, self._id)]
+        with owned_journal(self._store, self._seal, self._id) as journal:
+            inboxes[0].copy_to(inboxes[1])
+            journal.load(at)
+            journal.begin_with(items, beside, head)
+
+    def _head(self, now: float) -> records.RunFacts:
+        facts = self._facts
+        head = facts.unfinished(
+            run_id=self._id,
+            parent=self._parent,
+            forked_from=facts.run_id,
+            forked_by=this_person(),
+            created_at=now,
+            updated_at=now,
+            trace={},  # a fork begins its own trace
+            base="",
+            effects="",
+            superseded="",
+        )
+        if not self._parent:
+            return head
+        head = head._replace(end=facts.end if facts.end <= self._cut else 0)
+        return head if facts.status == "suspended" else head._replace(status=facts.status)
+
+    # -- the records -----------------------------------------------------------------------------
+
+    def _copied(
+        self, shared: list[records.Entry], results: Mapping[int, Any], now: float
+    ) -> list[records.Entry]:
+        """Return the records of a fork: the shared ones under their numbers, then its own."""
+        handled, calls = _open_calls(self._source, shared, now)
+        begins, facts, found = self._begins(calls, now), self._facts, [*shared]
+        if not projection.start_of(shared[:1]):  # it was pruned, or lost
+            given = facts.workflow, facts.digest, facts.arguments, facts.code
+            started = records.Started(*given, tags=facts.tags)
+            found.insert(0, records.Entry(facts.pruned or 1, started, b""))
+        found = [records.shared_entry(each, begins) for each in projection.without_gaps(found)]
+        for place, each in enumerate(found):
+            if isinstance(each.record, records.Quarantined):  # the gaps are no losses of the fork
+                found[place] = records.Entry(each.number, records.Handled(()), b"")
+        own: list[tuple[records.Record, Data]] = [(handled, b"")] if handled.numbers else []
+        for record, payload in [*own, *_changed_results(self._source, shared, results)]:
+            found.append(records.Entry(found[-1].number + 1, record, bytes(payload)))
+        return found
+
+    def _begins(self, calls: Iterable[projection.RecordedCall], now: float) -> records.Branched:
+        """Return the beginning, with a new key and child run for each call to be made again."""
+        again = {}
+        for each in calls:
+            call = each.call
+            child = self._child(call.child) if call.child else ""
+            key = key_of(self._id, call) if call.effect else ""
+            if (key, child) != (call.key, call.child):
+                again[str(call.number)] = key, child
+        command, cwd, _ = how_started(self._store, self._seal, self._facts) or ((), "", "")
+        who = this_person()
+        return records.Branched(self._facts.run_id, again, now, who, command, cwd, self._effects)
+
+    def _child(self, child: str) -> str:
+        """Fork a child run that has not answered yet; return the new id, empty if not begun."""
+        if facts_of(self._store, self._seal, child) is None:
+            return ""  # killed before it began
+        whole, above = ForkedRun(self._store, self._seal, child), self._facts.run_id
+        name = f"{self._id}{child[len(above) :]}"
+        if not child.startswith(f"{above}/") or len(name) > 160:
+            name = f"{self._id}/{random_id(whole.facts.label)}"
+        end = whole.entries[-1].number
+        loaded = next(whole.checkpoints(end), None)
+        made = _NewRun(whole, name, end, loaded, self._effects, parent=self._id)
+        if self._effects:
+            made.share({})
+        else:
+            made.copy({}, {})
+        return name
+
+    # -- the objects beside them -----------------------------------------------------------------
+
+    def _checkpoint(
+        self, at: Position, payload: bytes, changed: list[list[Any]]
+    ) -> dict[str, Data]:
+        """Return the only checkpoint, with changed variables, and its chunks."""
+        if self._loaded is None:
+            return {}
+        state = self._loaded.state._replace(
+            journal=at.kept(),
+            changed=changed,
+            before=None if self._loaded.state.before is None else "",
+            said=(),  # the streams of the new run begin with what it says itself
+        )
+        return sealed(self._seal, self._id, self._loaded, state, payload)
+
+    def _with_changes(
+        self, variables: Mapping[str, Any], known: Collection[str]
+    ) -> tuple[bytes, list[list[Any]]]:
+        """Return the pickled variables of the checkpoint, followed by the changed values.
+
+        Args:
+            known: the names of the variables that the checkpoint has.
+        """
+        if self._loaded is None:
+            return b"", []
+        refuse_secrets(self._facts, variables)
+        before, state = self._loaded.payload, self._loaded.state
+        changed = list(state.changed)
+        unknown = [name for name in variables if name not in known]
+        if unknown:
+            raise errors.ConfigurationError(
+                f"run {self._facts.run_id!r} has no variable {unknown[0]!r} at {state.where}; only "
+                f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
+            )
+        for name, value in variables.items():
+            data, form = _codec.encode(value, f"the new value of {name!r}")
+            before += bytes(data)
+            changed.append([name, form, len(data)])
+        return before, changed
+
+    def _beside_calls(self, shared: list[records.Entry]) -> dict[str, Data]:
+        """Return what is recorded beside shared calls: versions, arguments, frames."""
+        run_id, put = self._facts.run_id, self._versions()
+        vault = Vault(self._store, self._seal, run_id)
+        calls = {each.step for each in shared if each.call}
+        for name, call in names_beside(self._store, run_id).items():
+            if call not in calls:
+                continue
+            try:
+                opened = vault.open(name)
+            except DamagedError:
+                continue  # verify reports it
+            if max(opened.header.get("records", ()), default=0) > shared[-1].number:
+                continue  # a later attempt has made the call again
+            put[name], _ = self._seal.close(named(name, self._id), opened.header, opened.payload)
+        return put
+
+    def _versions(self) -> dict[str, Data]:
+        """Return the recorded versions of steps."""
+        found = recorded_versions(self._store, self._seal, self._facts.run_id)
+        return {e.key: self._seal.close(named(e.key, self._id), [*e])[0] for e in found}
 
 
-def _checkpoint_in(
-    source: ForkedRun,
-    new_id: str,
-    loaded: Loaded,
-    at: Position,
-    changed: list[list[Any]],
-    payload: bytes,
-) -> dict[str, Data]:
-    """Return the only checkpoint of a new run, with changed variables, and its chunks."""
-    state = loaded.state._replace(
-        journal=at.kept(),
-        changed=changed,
-        before=None if loaded.state.before is None else "",
-        said=(),  # the streams of the new run begin with what it says itself
-    )
-    return sealed(source.seal, new_id, loaded, state, payload)
-
-
-def _head(source: ForkedRun, new_id: str, parent: str, now: float, cut: int) -> records.RunFacts:
-    """Return the facts of a fork, from those of its source."""
-    facts = source.facts
-    return facts._replace(
-        run_id=new_id,
-        end=facts.end if parent and facts.end <= cut else 0,
-        parent=parent,
-        forked_from=facts.run_id,
-        forked_by=this_person(),
-        status=facts.status if parent and facts.status != "suspended" else "running",
-        error="",
-        waits=(),
-        cancelling="",
-        cancels=0,  # the fork has its own inbox
-        undoing=False,
-        created_at=now,
-        updated_at=now,
-        trace={},  # a fork begins its own trace
-        tally=None,  # its records have other numbers
-        base="",
-        effects="",
-        superseded="",
-    )
+def share(
+    source: ForkedRun, run_id: str, cut: int, loaded: Loaded | None, variables: Any, effects: str
+) -> None:
+    """Write a branch: a run that shares the records up to ``cut``; see :class:`_NewRun`."""
+    _NewRun(source, run_id, cut, loaded, effects).share(variables)
 
 
 class _Shared(NamedTuple):
@@ -470,41 +599,6 @@ def _shared_up_to(source: ForkedRun, cut: int, loaded: Loaded | None) -> _Shared
     )
 
 
-def share(
-    source: ForkedRun,
-    new_id: str,
-    cut: int,
-    loaded: Loaded | None,
-    variables: Mapping[str, Any],
-    effects: str,
-    parent: str = "",
-) -> None:
-    """Write a branch: a run that shares the records up to ``cut``, and has a checkpoint of its own.
-
-    Args:
-        effects: as in :class:`.records.RunFacts`.
-    """
-    facts, seal = source.facts, source.seal
-    at, checkpoint, known, calls, handled, now, summary = source.shared(cut, loaded)
-    payload, changed = _with_changes(facts, loaded, variables, known)
-    again = _made_again(source, new_id, calls, effects)
-    begins = _branched(source, again, now, effects)
-    items: list[tuple[records.Record, Data]] = [(begins, b"")]
-    items += [(handled, b"")] if handled.numbers else []
-    head = _head(source, new_id, parent, now, cut)._replace(base=facts.run_id, effects=effects)
-
-    def beside(_: list[Position]) -> dict[str, Data]:
-        objects = _versions(source, new_id)
-        if not again:
-            objects |= sealed_summary(seal, new_id, summary)
-        if loaded is not None:
-            objects |= _checkpoint_in(source, new_id, loaded, checkpoint, changed, payload)
-        return objects
-
-    with _shareable(source, at):
-        _begin(source, new_id, at, items, beside, head)
-
-
 @contextmanager
 def _shareable(source: ForkedRun, at: Position) -> Iterator[None]:
     """Hold the lease of a run, so that nobody prunes or deletes it before the branch is written.
@@ -524,85 +618,6 @@ def _shareable(source: ForkedRun, at: Position) -> Iterator[None]:
         yield
 
 
-def _beside_calls(source: ForkedRun, new_id: str, shared: list[records.Entry]) -> dict[str, Data]:
-    """Return what is recorded beside shared calls, for the fork: versions, arguments, frames."""
-    run_id, seal, put = source.facts.run_id, source.seal, _versions(source, new_id)
-    calls, vault = {each.step for each in shared if each.call}, Vault(source.store, seal, run_id)
-    for name, call in names_beside(source.store, run_id).items():
-        if call not in calls:
-            continue
-        try:
-            opened = vault.open(name)
-        except DamagedError:
-            continue  # verify reports it
-        if max(opened.header.get("records", ()), default=0) > shared[-1].number:
-            continue  # a later attempt has made the call again
-        put[name], _ = seal.close(named(name, new_id), opened.header, opened.payload)
-    return put
-
-
-def _versions(source: ForkedRun, new_id: str) -> dict[str, Data]:
-    """Return the recorded versions of steps, for the fork."""
-    put, seal = dict[str, Data](), source.seal
-    for each in recorded_versions(source.store, seal, source.facts.run_id):
-        put[each.key], _ = seal.close(named(each.key, new_id), [*each])
-    return put
-
-
-def _with_changes(
-    facts: records.RunFacts,
-    loaded: Loaded | None,
-    variables: Mapping[str, Any],
-    known: Collection[str],
-) -> tuple[bytes, list[list[Any]]]:
-    """Return the pickled variables of a checkpoint, followed by the changed values.
-
-    Args:
-        known: the names of the variables that the checkpoint has.
-    """
-    if loaded is None:
-        return b"", []
-    refuse_secrets(facts, variables)
-    before = loaded.payload
-    changed = list(loaded.state.changed)
-    unknown = [name for name in variables if name not in known]
-    if unknown:
-        raise errors.ConfigurationError(
-            f"run {facts.run_id!r} has no variable {unknown[0]!r} at {loaded.state.where}; only "
-            f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
-        )
-    for name, value in variables.items():
-        data, form = _codec.encode(value, f"the new value of {name!r}")
-        before += bytes(data)
-        changed.append([name, form, len(data)])
-    return before, changed
-
-
-def _copied(
-    source: ForkedRun,
-    new_id: str,
-    shared: list[records.Entry],
-    results: Mapping[int, Any],
-    now: float,
-) -> list[records.Entry]:
-    """Return the records of the fork: the shared ones under their numbers, then its own."""
-    handled, calls = _open_calls(source, shared, now)
-    begins = _branched(source, _made_again(source, new_id, calls), now)
-    facts, found = source.facts, [*shared]
-    if not projection.start_of(shared[:1]):  # it was pruned
-        started = facts.workflow, facts.digest, facts.arguments, facts.code
-        number = shared[0].number - 1 if shared else facts.pruned
-        found.insert(0, records.Entry(number, records.Started(*started, tags=facts.tags), b""))
-    found = [records.shared_entry(each, begins) for each in projection.without_gaps(found)]
-    for place, each in enumerate(found):
-        if isinstance(each.record, records.Quarantined):  # the gaps are no losses of the fork
-            found[place] = records.Entry(each.number, records.Handled(()), b"")
-    own: list[tuple[records.Record, Data]] = [(handled, b"")] if handled.numbers else []
-    for record, payload in [*own, *_changed_results(source, shared, results)]:
-        found.append(records.Entry(found[-1].number + 1, record, bytes(payload)))
-    return found
-
-
 def _open_calls(
     source: ForkedRun, shared: list[records.Entry], now: float
 ) -> tuple[records.Handled, list[projection.RecordedCall]]:
@@ -612,44 +627,6 @@ def _open_calls(
     handled = records.Handled(tuple(sorted(later & made)), now)
     known = projection.Calls([*shared, records.Entry(source.entries[-1].number + 1, handled, b"")])
     return handled, [each for each in known if not (each.answers or each.in_doubt)]
-
-
-def _made_again(
-    source: ForkedRun, new_id: str, calls: Iterable[projection.RecordedCall], effects: str = ""
-) -> dict[str, tuple[str, str]]:
-    """Return the new key and child run of each call that a fork may make again, by its number."""
-    again = {}
-    for each in calls:
-        call = each.call
-        child = _fork_child(source, new_id, call.child, effects) if call.child else ""
-        key = key_of(new_id, call) if call.effect else ""
-        if (key, child) != (call.key, call.child):
-            again[str(call.number)] = key, child
-    return again
-
-
-def _branched(
-    source: ForkedRun, again: Mapping[str, Any], now: float, effects: str = ""
-) -> records.Branched:
-    command, cwd, _ = how_started(source.store, source.seal, source.facts) or ((), "", "")
-    return records.Branched(source.facts.run_id, again, now, this_person(), command, cwd, effects)
-
-
-def _fork_child(source: ForkedRun, new_id: str, child: str, effects: str) -> str:
-    """Fork a child run that has not answered yet; return the id of its fork, empty if not begun."""
-    if facts_of(source.store, source.seal, child) is None:
-        return ""  # killed before it began
-    whole = ForkedRun(source.store, source.seal, child)
-    name = f"{new_id}{child[len(source.facts.run_id) :]}"
-    if not child.startswith(f"{source.facts.run_id}/") or len(name) > 160:
-        name = f"{new_id}/{random_id(whole.facts.label)}"
-    end = whole.entries[-1].number
-    loaded = next(whole.checkpoints(end), None)
-    if effects:
-        share(whole, name, end, loaded, {}, effects, parent=new_id)
-    else:
-        _write(whole, name, end, loaded, {}, {}, parent=new_id)
-    return name
 
 
 def _changed_results(

@@ -20,13 +20,7 @@ from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import Calls, Places, given_up
 from stepwise._journal.records import NO_SUMS, Entry, RunFacts, Sums, difference, together
 from stepwise._journal.seal import Seal
-from stepwise._journal.summary import (
-    Summary,
-    follow,
-    kept_summary,
-    spent_facts,
-    with_unclear,
-)
+from stepwise._journal.summary import Summary, followed, spent_facts, with_unclear
 from stepwise._runs import steps as run_steps
 from stepwise._runs.sources import WorkflowSource
 from stepwise._runtime import settings
@@ -94,13 +88,11 @@ def overview(
         owner: the process that is executing the run, if any: its open steps are not in doubt yet.
         count: the number of newest steps to read; ``None`` for all.
     """
-    seen, owned = None, owner is not None
-    if count is not None:
-        summary = kept_summary(store, seal, facts.run_id)
-        followed = follow(store, seal, facts.run_id, summary) if summary is not None else None
-        if summary is not None and followed is not None:
-            seen = _from_summary(store, seal, facts, summary, followed, owned, count)
-    if seen is None:
+    owned = owner is not None
+    known = followed(store, seal, facts.run_id) if count is not None else None
+    if count is not None and known is not None:
+        seen = _from_summary(store, seal, facts, *known, owned, count)
+    else:
         seen = _whole(store, seal, facts, owned, count)
     seen = replace(seen, sums=_with_children(store, seal, facts, seen, owner))
     if owner is not None:
@@ -187,11 +179,11 @@ def _from_summary(
     seal: Seal,
     facts: RunFacts,
     summary: Summary,
-    followed: tuple[list[Entry], list[Entry]],
+    fresh: list[Entry],
+    effects: list[Entry],
     owned: bool,
     count: int,
 ) -> Overview:
-    fresh, effects = followed
     place = store, seal, facts.run_id
     unclear = [] if owned else with_unclear(*place, summary.unclear, effects).in_doubt
     in_doubt = [run_steps.step_record(place, e.call, e.entry, "in_doubt") for e in unclear]
@@ -221,8 +213,9 @@ def steps_around(
     """
     doubtful = {each.number for each in seen.in_doubt}
     wanted = range(max(1, number - count // 2), number + count - count // 2)
-    summary = kept_summary(store, seal, facts.run_id)
-    if summary is not None and follow(store, seal, facts.run_id, summary) is not None:
+    found = followed(store, seal, facts.run_id)
+    if found is not None:
+        summary = found[0]
         known = {n for n in wanted if any(first <= n <= last for first, last in summary.calls)}
         last = Position.from_kept(summary.position).last
         start = _record_of(store, seal, facts, min(known, default=1), last)

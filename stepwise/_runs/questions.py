@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from stepwise._display.render import buttons, question_text, questions_html
 from stepwise._display.terminal import when
 from stepwise._execution.outcomes import settled
 from stepwise._journal import signatures
-from stepwise._journal.course import Asked, Questions, Stop, open_questions, stops_in
+from stepwise._journal.course import Asked, Questions, Stop, stops_in
 from stepwise._journal.inbox import Inbox, Message, this_person
 from stepwise._journal.journal import Journal, entries_of, facts_of
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
@@ -144,77 +144,157 @@ class Question:
         return {name: getattr(self, name) for name in self.__slots__ if name[0] != "_"}
 
 
-def questions_of(store: Store, seal: Seal, facts: RunFacts) -> list[Question]:
-    """Return the open questions of a run and its child runs; none of one that was superseded."""
-    if facts.superseded:
-        return []
-    entries = [*entries_of(store, seal, facts)]
-    asked = open_questions(entries, facts)
-    given = _answers(store, seal, facts, asked) if asked else {}
-    found = [
-        _question(store, seal, facts.run_id, each)
-        for each in asked
-        if each.waiting.ticket not in given  # an answer may be there, but not yet taken
-    ]
-    for child in _unfinished_children(store, seal, entries):
-        found += questions_of(store, seal, child)
-    return found
+class RunQuestions:
+    """What a run and its unfinished child runs ask, by one reading of their records.
 
-
-def _unfinished_children(store: Store, seal: Seal, entries: list[Any]) -> Iterator[RunFacts]:
-    for each in Calls(entries):
-        if each.call.child and not each.answers:
-            facts = facts_of(store, seal, each.call.child)
-            if facts is not None:
-                yield facts
-
-
-def _question(store: Store, seal: Seal, run_id: str, asked: Asked) -> Question:
-    waiting = asked.waiting
-    call = waiting.call
-    return Question(
-        run_id,
-        call.number,
-        call.name,
-        waiting.name,
-        waiting.details,
-        waiting.at,
-        waiting.until,
-        waiting.ticket,
-        call.site,
-        waiting.approvers,
-        asked,
-        (store, seal),
-    )
-
-
-# -- answering -----------------------------------------------------------------------------------
-
-
-def question_of(store: Store, seal: Seal, facts: RunFacts, step: int | str) -> Question:
-    """Return the open question of a step: the run's own, otherwise a child run's.
-
-    Args:
-        step: its number, or the name of the tool.
-
-    Raises:
-        StepNotFoundError: no step of that name asks, or several do; the error says who answered.
+    Attributes:
+        open: the open questions, the run's own first.
     """
-    found = questions_of(store, seal, facts)
-    named = [each for each in found if _is_of(step, each.step, each.name)]
-    own = [each for each in named if each.run_id == facts.run_id] or named
-    if len(own) == 1:
-        return own[0]
-    raise _not_asked(store, seal, facts, step, "", found)
+
+    def __init__(self, store: Store, seal: Seal, facts: RunFacts) -> None:
+        self._store, self._seal, self._facts = store, seal, facts
+        entries = [*entries_of(store, seal, facts)]
+        self._known = Questions(entries)
+        asked = self._known.waited_for(facts)
+        given = self._answers() if asked else {}
+        # An answer may be there that the run has not taken yet.
+        self.open = [self._question(each) for each in asked if each.waiting.ticket not in given]
+        children = [each.call.child for each in Calls(entries) if not each.answers]
+        known = (facts_of(store, seal, child) for child in children if child)
+        self._below = [RunQuestions(store, seal, each) for each in known if each is not None]
+        self.open += [question for each in self._below for question in each.open]
+        if facts.superseded:  # the adopted branch asks instead
+            self.open = []
+
+    def _question(self, asked: Asked) -> Question:
+        waiting = asked.waiting
+        call = waiting.call
+        return Question(
+            self._facts.run_id,
+            call.number,
+            call.name,
+            waiting.name,
+            waiting.details,
+            waiting.at,
+            waiting.until,
+            waiting.ticket,
+            call.site,
+            waiting.approvers,
+            asked,
+            (self._store, self._seal),
+        )
+
+    def _answers(self) -> dict[str, Message]:
+        """Return the first valid answer to each question of the run itself, by its ticket."""
+        found: dict[str, Message] = {}
+        asked = {each.waiting.ticket: each for each in self._known.asked.values()}
+        for message in Inbox(self._store, self._seal, self._facts.run_id).look():
+            if message.kind == "answer" and message.name not in found:
+                question = asked.get(message.name)
+                run_id = self._facts.run_id
+                counts = message if question is None else _counted(run_id, question, message)
+                if counts is not None:
+                    found[message.name] = counts
+        return found
+
+    # -- answering -------------------------------------------------------------------------------
+
+    def find(self, step: int | str) -> Question:
+        """Return the open question of a step: the run's own, otherwise a child run's.
+
+        Args:
+            step: its number, or the name of the tool.
+
+        Raises:
+            StepNotFoundError: no step of that name asks, or several do; the error says who
+                answered.
+        """
+        named = self._named(step)
+        own = [each for each in named if each.run_id == self._facts.run_id] or named
+        if len(own) == 1:
+            return own[0]
+        raise self._refusal(step, "")
+
+    def answer(self, step: int | str, ticket: str, said: Decision) -> None:
+        """Answer the question of a step; see :func:`give_answer`."""
+        question = next((each for each in self._named(step) if each.ticket == ticket), None)
+        if question is None:
+            raise self._refusal(step, ticket)
+        if question._proposed_by:
+            raise ConfigurationError(
+                f"run {question._proposed_by!r} is a branch, and proposes {question.name}: adopt "
+                "it first, then say yes or no: branch.adopt(), or stepwise adopt "
+                + shell_word(question._proposed_by)
+            )
+        asks = self._of(question.run_id)
+        signature = _signature(question, said).encode()
+        # Only the first answer with a key counts; an unsigned answer must not block the approvers.
+        more: Any = {"step": question.step, "approved": said.approved, "note": said.note}
+        more |= {"by": this_person(), "key": "" if question.approvers else _KEY}
+        place = self._store, self._seal, asks._facts
+        number, before = deliver(*place, "answer", ticket, signature, **more)
+        first = asks._answers().get(ticket)
+        if before is not None or (first is not None and first.number != number):
+            raise self._refusal(step, ticket)  # another person was faster
+
+    def _named(self, step: int | str) -> list[Question]:
+        return [each for each in self.open if _is_of(step, each.step, each.name)]
+
+    def _of(self, run_id: str) -> RunQuestions:
+        """Return what a run asks that has an open question: this run, or one below."""
+        has = (each for each in self._below if any(q.run_id == run_id for q in each.open))
+        return self if run_id == self._facts.run_id else next(has)._of(run_id)
+
+    def _last_asked(self, step: int | str) -> tuple[RunQuestions, Asked | None]:
+        """Return the last question of a step, and which run asks it: this one, or one below."""
+        asked = self._known.asked
+        of_step = [n for n, each in asked.items() if _is_of(step, n, each.waiting.call.name)]
+        if of_step:
+            return self, asked[max(of_step)]
+        below = (each._last_asked(step) for each in self._below)
+        return next((each for each in below if each[1] is not None), (self, None))
+
+    def _refusal(self, step: int | str, ticket: str) -> StepwiseError:
+        """Return the error for an answer that no open question of the step expects.
+
+        Args:
+            ticket: the ticket that the person named; empty for the last question of the step.
+        """
+        asks, last = self._last_asked(step)
+        wanted = ticket or (last.waiting.ticket if last is not None else "")
+        given = asks._answers().get(wanted)
+        instead = asks._known.instead.get(last.waiting.call.number if last is not None else 0)
+        if given is not None:
+            said = "yes" if given.approved else "no"
+            note = f" ({given.note})" if given.note else ""
+            why = (
+                f"{given.by} answered that at {when(given.at)}, with {said}{note}: the first "
+                "answer counts"
+            )
+        elif self._facts.status in OVER:
+            return ended_error(self._facts)
+        elif not ticket and len(self._named(step)) > 1:
+            why = "several calls of that name ask; give the number of one"
+        elif instead is not None:
+            why = f"its call is made with other arguments now, for which step {instead} asks"
+        elif ticket in asks._known.earlier:
+            why = "it has asked again since, as what it is about has changed: look at it anew"
+        elif last is not None and ticket != last.waiting.ticket:
+            look = f"stepwise show {shell_word(asks._facts.run_id)}"
+            why = f"{ticket!r} is not the ticket of what it asks; look at it: {look}"
+        else:
+            why = "it does not wait for an approval"
+        asking = [f"{each.step} ({each.name}) of run {each.run_id!r}" for each in self.open]
+        return StepNotFoundError(
+            f"step {step!r} of run {self._facts.run_id!r} cannot be answered: {why}. Steps that "
+            f"wait for an answer: {', '.join(asking) or 'none'}",
+            run_id=self._facts.run_id,
+            step=step,
+        )
 
 
 def give_answer(
-    store: Store,
-    seal: Seal,
-    run_id: str,
-    step: int | str,
-    ticket: str,
-    said: Decision,
+    store: Store, seal: Seal, run_id: str, step: int | str, ticket: str, said: Decision
 ) -> None:
     """Answer the question of a step; durable when this returns.
 
@@ -234,27 +314,7 @@ def give_answer(
             f"a no needs a reason, and {note!r} is none: the workflow gets it, and so does whoever "
             'looks at the run: question.deny("too expensive")'
         )
-    facts = facts_to_go_on(store, seal, run_id)
-    found = questions_of(store, seal, facts)
-    meant = (each for each in found if each.ticket == ticket)
-    question = next((each for each in meant if _is_of(step, each.step, each.name)), None)
-    if question is None:
-        raise _not_asked(store, seal, facts, step, ticket, found)
-    facts = facts if question.run_id == facts.run_id else known_facts(store, seal, question.run_id)
-    if question._proposed_by:
-        raise ConfigurationError(
-            f"run {question._proposed_by!r} is a branch, and proposes {question.name}: adopt it "
-            "first, then say yes or no: branch.adopt(), or stepwise adopt "
-            + shell_word(question._proposed_by)
-        )
-    signature = _signature(question, said)
-    # Only the first answer with a key counts; an unsigned answer must not block the approvers.
-    more: Any = {"step": question.step, "approved": said.approved, "note": note}
-    more |= {"by": this_person(), "key": "" if question.approvers else _KEY}
-    number, before = deliver(store, seal, facts, "answer", ticket, signature.encode(), **more)
-    first = _answers(store, seal, facts, [question._asked]).get(ticket)
-    if before is not None or (first is not None and first.number != number):
-        raise _not_asked(store, seal, facts, step, ticket, found)  # another person was faster
+    RunQuestions(store, seal, facts_to_go_on(store, seal, run_id)).answer(step, ticket, said)
 
 
 def _signature(question: Question, said: Decision) -> str:
@@ -287,88 +347,6 @@ def _signature(question: Question, said: Decision) -> str:
 
 def _is_of(step: int | str, number: int, name: str) -> bool:
     return str(step) in (str(number), name)
-
-
-def _not_asked(
-    store: Store,
-    seal: Seal,
-    facts: RunFacts,
-    step: int | str,
-    ticket: str,
-    found: list[Question],
-) -> StepwiseError:
-    """Return the error for an answer that no open question of the step expects.
-
-    Args:
-        ticket: the ticket that the person named; empty for the last question of the step.
-    """
-    run_id, asking = facts.run_id, ", ".join(map(_named, found)) or "none"
-    known, last = _last_asked(store, seal, facts, step)
-    wanted = ticket or (last.waiting.ticket if last is not None else "")
-    number = last.waiting.call.number if last is not None else 0
-    questions = Questions(entries_of(store, seal, known))
-    given = _answers(store, seal, known, questions.asked.values()).get(wanted)
-    instead = questions.instead.get(number)
-    if given is not None:
-        said = "yes" if given.approved else "no"
-        note = f" ({given.note})" if given.note else ""
-        why = (
-            f"{given.by} answered that at {when(given.at)}, with {said}{note}: the first answer "
-            "counts"
-        )
-    elif facts.status in OVER:
-        return ended_error(facts)
-    elif not ticket and len([each for each in found if _is_of(step, each.step, each.name)]) > 1:
-        why = "several calls of that name ask; give the number of one"
-    elif instead is not None:
-        why = f"its call is made with other arguments now, for which step {instead} asks"
-    elif ticket in questions.earlier:
-        why = "it has asked again since, as what it is about has changed: look at it anew"
-    elif last is not None and ticket != last.waiting.ticket:
-        look = f"stepwise show {shell_word(known.run_id)}"
-        why = f"{ticket!r} is not the ticket of what it asks; look at it: {look}"
-    else:
-        why = "it does not wait for an approval"
-    return StepNotFoundError(
-        f"step {step!r} of run {run_id!r} cannot be answered: {why}. Steps that wait for an "
-        f"answer: {asking}",
-        run_id=run_id,
-        step=step,
-    )
-
-
-def _last_asked(
-    store: Store, seal: Seal, facts: RunFacts, step: int | str
-) -> tuple[RunFacts, Asked | None]:
-    """Return the last question of a step, in the run or a child run, and the facts of that run."""
-    entries = [*entries_of(store, seal, facts)]
-    asked = Questions(entries).asked
-    of_step = [n for n, each in asked.items() if _is_of(step, n, each.waiting.call.name)]
-    if of_step:
-        return facts, asked[max(of_step)]
-    below = (
-        _last_asked(store, seal, each, step) for each in _unfinished_children(store, seal, entries)
-    )
-    return next((each for each in below if each[1] is not None), (facts, None))
-
-
-def _named(question: Question) -> str:
-    return f"{question.step} ({question.name}) of run {question.run_id!r}"
-
-
-def _answers(
-    store: Store, seal: Seal, facts: RunFacts, asked: Iterable[Asked]
-) -> dict[str, Message]:
-    """Return the first valid answer to each question, by its ticket."""
-    found: dict[str, Message] = {}
-    questions = {each.waiting.ticket: each for each in asked}
-    for message in Inbox(store, seal, facts.run_id).look():
-        if message.kind == "answer" and message.name not in found:
-            question = questions.get(message.name)
-            counts = message if question is None else _counted(facts.run_id, question, message)
-            if counts is not None:
-                found[message.name] = counts
-    return found
 
 
 def _counted(run_id: str, asked: Asked, message: Message) -> Message | None:

@@ -122,18 +122,7 @@ def in_memory(replica: Replica, workflow: str, function: Callable[..., Any]) -> 
     """
     facts = replica.facts
     run_id, store = facts.run_id, MemoryStore(f"rerun-{next(_numbers)}")
-    head = facts._replace(
-        workflow=workflow,
-        status="running",
-        parent="",
-        error="",
-        end=0,
-        waits=(),
-        cancelling="",
-        undoing=False,
-        restored=False,
-        tally=None,
-    )
+    head = facts.unfinished(workflow=workflow, parent="", restored=False)
     entries = [*as_made(replica.entries)]
     if replica.arguments is not None:
         entries = [_begun_with(entries[0], function, replica.arguments()), *entries[1:]]

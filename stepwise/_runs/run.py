@@ -19,6 +19,7 @@ from stepwise import errors
 from stepwise._calls.branching import BranchCall
 from stepwise._calls.compensation import compensate
 from stepwise._calls.driver import drive
+from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._display import render
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.budget import Budget, Spent
@@ -81,6 +82,10 @@ class Run:
         self.store = store
         self.id = run_id
         self._seal = journals.seal_for(store) if seal is None else seal
+
+    @property
+    def _place(self) -> run_steps.Place:
+        return self.store, self._seal, self.id
 
     def __reduce__(self) -> Any:
         return _run_in, (self.store.url, self.id)
@@ -147,9 +152,7 @@ class Run:
             # Whoever deletes a run holds its lease until no mark of it is left.
             is_being_deleted = self.store.owner(self.id) is not None
             if not is_being_deleted:
-                journals.Journal(
-                    self.store, self._seal, self.id, 0, fsync=True
-                ).load()  # raises if it is lost
+                journals.Journal(*self._place, 0, fsync=True).load()  # raises if it is lost
             if not is_being_deleted and journals.newest_mark(self.store, self._seal, self.id).last:
                 what += (
                     ": only marks of it are left. Put the folder back from a backup and run "
@@ -292,8 +295,7 @@ class Run:
     @property
     def steps(self) -> list[run_steps.StepRecord]:
         """All recorded calls, in the order in which they were first made."""
-        place = self.store, self._seal, self.id
-        return run_steps.steps_of(place, [*self._entries()], owned=self.owner is not None)
+        return run_steps.steps_of(self._place, [*self._entries()], owned=self.owner is not None)
 
     @property
     def inbox(self) -> list[InboxMessage]:
@@ -347,7 +349,10 @@ class Run:
         return [each for each, _ in run_steps.checkpoints_of(self.store, self._seal, self.id)]
 
     def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
-        return self._without_hidden(self.locals(at))
+        return self._shown_at(self._checkpoint(at))
+
+    def _shown_at(self, loaded: Loaded) -> dict[str, Any]:
+        return self._without_hidden(look_into(loaded))
 
     def _without_hidden(self, values: dict[str, Any]) -> dict[str, Any]:
         return reasons.without_hidden(self._facts(), values)
@@ -366,7 +371,11 @@ class Run:
             StepNotFoundError: there is no verified checkpoint (that early).
             UnreadableValueError: another Python version wrote the checkpoint.
         """
-        loaded = run_steps.newest_checkpoint(self.store, self._seal, self.id, at)
+        return look_into(self._checkpoint(at))
+
+    def _checkpoint(self, at: int | None) -> Loaded:
+        """Return the newest checkpoint, or the last one after so many steps; see :meth:`locals`."""
+        loaded = run_steps.newest_checkpoint(*self._place, at)
         if loaded is None:
             when = "" if at is None else f" at or before step {at}"
             steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
@@ -376,7 +385,7 @@ class Run:
                 run_id=self.id,
                 step=at or 0,
             )
-        return look_into(loaded)
+        return loaded
 
     def why(self, at: int | None = None) -> reasons.Why:
         """Return why the run stands where it stands: what it was doing, and what happened.
@@ -393,7 +402,7 @@ class Run:
         Raises:
             StepNotFoundError: no checkpoint is kept that early.
         """
-        return reasons.why_of((self.store, self._seal, self.id), self._facts(), at)
+        return reasons.why_of(self._place, self._facts(), at)
 
     def history(self, name: str, limit: int = 1000) -> reasons.VariableHistory:
         """Return how a variable changed over the kept checkpoints, oldest first.
@@ -409,7 +418,7 @@ class Run:
             ConfigurationError: this is no path, or no kept checkpoint has such a variable.
             StepNotFoundError: the run has no checkpoint.
         """
-        return reasons.history_of((self.store, self._seal, self.id), self._facts(), name, limit)
+        return reasons.history_of(self._place, self._facts(), name, limit)
 
     def bisect(self, expression: str, *, every: bool = False) -> reasons.FirstTrue:
         """Return the first kept checkpoint at which an expression over the variables is true.
@@ -427,8 +436,7 @@ class Run:
             ConfigurationError: this is no expression.
             StepNotFoundError: the run has no checkpoint.
         """
-        place = self.store, self._seal, self.id
-        return reasons.bisect_of(place, self._facts(), expression, every=every)
+        return reasons.bisect_of(self._place, self._facts(), expression, every=every)
 
     @property
     def result(self) -> Any:
@@ -460,7 +468,7 @@ class Run:
         """
         facts = self._facts()
         failed = facts.status == "failed"
-        failures = run_steps.failures_of((self.store, self._seal, self.id), 0) if failed else {}
+        failures = run_steps.failures_of(self._place, 0) if failed else {}
         return failures.get(facts.end, ())
 
     def _error_text(self) -> str | None:
@@ -578,7 +586,7 @@ class Run:
     @property
     def questions(self) -> list[questions.Question]:
         """The open questions of the run and its child runs, which wait for a person's answer."""
-        return questions.questions_of(self.store, self._seal, self._facts())
+        return questions.RunQuestions(self.store, self._seal, self._facts()).open
 
     def approve(self, step: int | str, ticket: str, note: str = "", *, key: Any = None) -> None:
         """Answer the question of a step with yes: its call runs with the arguments shown.
@@ -601,9 +609,7 @@ class Run:
             ConfigurationError: an approver has to sign the answer, and this key is not an
                 approver's key.
         """
-        questions.give_answer(
-            self.store, self._seal, self.id, step, ticket, questions.Decision(True, note, key)
-        )
+        questions.give_answer(*self._place, step, ticket, questions.Decision(True, note, key))
 
     def deny(self, step: int | str, ticket: str, reason: str, *, key: Any = None) -> None:
         """Answer the question of a step with no: its call raises :class:`ApprovalDenied`.
@@ -622,9 +628,7 @@ class Run:
             ConfigurationError: the reason is empty, or an approver has to sign the answer, and this
                 key is not an approver's key.
         """
-        questions.give_answer(
-            self.store, self._seal, self.id, step, ticket, questions.Decision(False, reason, key)
-        )
+        questions.give_answer(*self._place, step, ticket, questions.Decision(False, reason, key))
 
     def send(self, name: str, value: Any = None, key: str | None = None) -> int:
         """Send a signal to the run, from any process: a value for its ``wait_for(name)``.

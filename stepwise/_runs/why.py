@@ -35,7 +35,7 @@ from stepwise._journal.versions import recorded_versions
 from stepwise._runs import steps as run_steps
 from stepwise._runs.overview import SHOWN, Overview, overview
 from stepwise._runs.paths import ABSENT, differences, find, length_of, parsed, short, size_of
-from stepwise._runs.questions import questions_of
+from stepwise._runs.questions import RunQuestions
 from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import Place
 from stepwise._runtime.clock import now
@@ -316,17 +316,21 @@ class _Condition:
         self.moments = moments
         self.told: dict[int, bool] = {}
         self.error = ""
-        self._code = _compiled(expression)
+        try:
+            self._code = compile(expression.strip(), "<expression>", "eval")
+        except (SyntaxError, ValueError) as error:
+            raise ConfigurationError(
+                f"{expression!r} is not an expression of Python ({error}). Write a condition over "
+                "the run's variables, like len(messages) > 40"
+            ) from None
 
     def __call__(self, index: int) -> bool:
         if index not in self.told:
-            self.told[index] = self._at(index)
+            loaded = self.moments.load(index)
+            self.told[index] = loaded is not None and self._holds(loaded)
         return self.told[index]
 
-    def _at(self, index: int) -> bool:
-        loaded = self.moments.load(index)
-        if loaded is None:
-            return False
+    def _holds(self, loaded: Loaded) -> bool:
         try:
             variables = self.moments.variables(loaded)
             return bool(eval(self._code, {"__builtins__": builtins, **variables}))  # noqa: S307
@@ -334,16 +338,6 @@ class _Condition:
             text = NO_SECRETS.cleaned_text(error_text(error)[:_ERROR])
             self.error = printable(f"{type(error).__name__}: {text}")
             return False
-
-
-def _compiled(expression: str) -> Any:
-    try:
-        return compile(expression.strip(), "<expression>", "eval")
-    except (SyntaxError, ValueError) as error:
-        raise ConfigurationError(
-            f"{expression!r} is not an expression of Python ({error}). Write a condition over the "
-            "run's variables, like len(messages) > 40"
-        ) from None
 
 
 def bisect_of(place: Place, facts: RunFacts, expression: str, *, every: bool) -> FirstTrue:
@@ -862,7 +856,8 @@ class _RunReading:
         if status == "running":
             yield f"stepwise watch {run_id}", "follow it"
         asks = "waiting" in self.seen.statuses or self.seen.course.children
-        for question in questions_of(store, seal, self.facts) if asks and not self.depth else ():
+        asked = RunQuestions(store, seal, self.facts).open if asks and not self.depth else ()
+        for question in asked:
             yes, *no = answers_to(question)
             says = "adopt the branch" if question._proposed_by else f"say yes to {question.name}"
             yield yes, f"{says}: {question.text}"

@@ -39,7 +39,6 @@ from stepwise._runtime.messages import printable, shell_word
 
 _AGAIN = 10  # steps whose reason is printed
 _PART = 500  # items that are printed at once
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 STEP_COLUMNS = [
     Column("STEP", right=True),
@@ -67,10 +66,10 @@ def note(*parts: str) -> None:
 
 def age(text: str) -> float:
     """Return the seconds of ``90s``, ``15m``, ``2h``, ``30d`` or ``4w``; a bare number is days."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
-    if match is None:
+    seconds = terminal.seconds_in(text if text[-1:].isalpha() else f"{text}d")
+    if seconds is None:
         raise click.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 2h, 30d or 4w")
-    return float(match[1]) * _UNITS[match[2] or "d"]
+    return seconds
 
 
 def show_table(columns: Sequence[Column], rows: Iterable[Sequence[Any] | Below]) -> None:
@@ -345,6 +344,20 @@ def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionIt
         ]
     except (stepwise.StepwiseError, stepwise.RunStopped):
         return []
+
+
+def token_option(what: str) -> Callable[[F], F]:
+    """Return the decorator for the option ``--token``, which gives ``token``.
+
+    Args:
+        what: what the token is, for the help.
+    """
+
+    def read(_: click.Context, __: click.Parameter, text: str) -> str:
+        return sys.stdin.readline().strip() if text == "-" else text
+
+    told = f"{what}, instead of a random one; - reads it from stdin."
+    return click.option("--token", default="", metavar="TEXT", callback=read, help=told)
 
 
 def run_argument(name: str = "run_id", metavar: str = "RUN", **how: Any) -> Callable[[F], F]:

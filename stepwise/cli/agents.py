@@ -41,14 +41,8 @@ _SKILLS = ".claude/skills"
     help="Offer a tool that executes or changes something: evaluate, resume, approve, resolve, "
     "send, cancel or forget; may be repeated.",
 )
-@click.option(
-    "--token",
-    "phrase",
-    default="",
-    metavar="TEXT",
-    help="With --http: the token of clients, instead of a random one; - reads it from stdin.",
-)
-def serve_tools(*, port: int | None, allowed: tuple[str, ...], phrase: str, as_json: bool) -> None:
+@cli.token_option("With --http: the token of clients")
+def serve_tools(*, port: int | None, allowed: tuple[str, ...], token: str, as_json: bool) -> None:
     """Serve tools with which a coding agent looks at the runs: the Model Context Protocol.
 
     A client starts this command, and speaks to it over stdio.  The tools read, and make forks; the
@@ -57,12 +51,10 @@ def serve_tools(*, port: int | None, allowed: tuple[str, ...], phrase: str, as_j
     With --http, the first line on stdout is the address, and the second the header with the token
     that each request needs.  With --json, the line is an object.
     """
-    if port is None and (phrase or as_json):
+    if port is None and (token or as_json):
         raise click.UsageError("--token and --json are for --http: over stdio, stdout is the wire")
     if port is None and sys.stdin.isatty():
         cli.note("a coding agent starts this: claude mcp add stepwise -- stepwise mcp")
-    if phrase == "-":
-        phrase = sys.stdin.readline().strip()
 
     def ready(address: str, needed: str) -> None:
         if as_json:
@@ -72,7 +64,7 @@ def serve_tools(*, port: int | None, allowed: tuple[str, ...], phrase: str, as_j
         sys.stdout.flush()
 
     try:
-        serve(allowed, port=port, token=phrase, ready=ready)
+        serve(allowed, port=port, token=token, ready=ready)
     except KeyboardInterrupt:
         sys.exit(130)
 

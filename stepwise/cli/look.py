@@ -40,7 +40,11 @@ from stepwise._runs.paths import JSON_ROOM, find, find_recorded, short, short_va
 from stepwise._runs.portable import test_of, to_data
 from stepwise._runs.replica import taken_from
 from stepwise._runs.run import Listed, listed, number_of_runs
-from stepwise._runs.steps import UNFINISHED, RunStatus, begins_text, newest_checkpoint
+from stepwise._runs.steps import (
+    UNFINISHED,
+    RunStatus,
+    begins_text,
+)
 from stepwise._runs.streaming import RunStream, shown_item
 from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import printable, shell_word
@@ -859,9 +863,8 @@ def show_locals(
             )
         _show_changes(run, changes, as_json=as_json)
         return
-    values = run._shown_locals(at)
-    taken = newest_checkpoint(run.store, run._seal, run.id, at)
-    step, position = (taken.state.step, taken.state.where) if taken is not None else (None, None)
+    loaded = run._checkpoint(at)
+    values, step, position = run._shown_at(loaded), loaded.state.step, loaded.state.where
     facts: dict[str, Any] = {"id": run.id, "step": step, "position": position}
     if path is not None:
         if as_json:

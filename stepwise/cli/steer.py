@@ -20,7 +20,7 @@ from stepwise._display.terminal import Word
 from stepwise._journal.signatures import make_key
 from stepwise._runs import starting
 from stepwise._runs.messages import parsed_json
-from stepwise._runs.questions import Decision, give_answer, question_of
+from stepwise._runs.questions import Decision, RunQuestions, give_answer
 from stepwise._runs.run import listed
 from stepwise._runs.starting import check_start, to_debug
 from stepwise._runtime.messages import count, printable, shell_word
@@ -356,7 +356,7 @@ def _answer(run: Run, step: str, ticket: str | None, said: Decision, *, as_json:
     """Answer the question named by a ticket, or shown to the person at the terminal."""
     run = run._to_go_on()
     if ticket is None:
-        question = question_of(run.store, run._seal, run._facts(), step)
+        question = RunQuestions(run.store, run._seal, run._facts()).find(step)
         _show_first(question, "Approve it?" if said.approved else "Deny it?", as_json=as_json)
         ticket = question.ticket
     give_answer(run.store, run._seal, run.id, step, ticket, said)

@@ -40,23 +40,15 @@ _PORT = 8276
     metavar="HOST",
     help="The address to listen at; another one than this machine's own needs --token.",
 )
-@click.option(
-    "--token",
-    "phrase",
-    default="",
-    metavar="TEXT",
-    help="The token that opens the page, instead of a random one; - reads it from stdin.",
-)
+@cli.token_option("The token that opens the page")
 def show_page(
-    *, port: int, read_only: bool, opens: bool, host: str, phrase: str, as_json: bool
+    *, port: int, read_only: bool, opens: bool, host: str, token: str, as_json: bool
 ) -> None:
     """Serve the page of the runs until Ctrl-C, and open it in the browser.
 
     The first line on stdout is the address with its token.  Whoever has that address sees and
     steers the runs, so give it to nobody.  With --json, the line is an object.
     """
-    if phrase == "-":
-        phrase = sys.stdin.readline().strip()
 
     def ready(address: str, once: str) -> None:
         if as_json:
@@ -69,7 +61,7 @@ def show_page(
             threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
 
     try:
-        serve((host, port), ready, token=phrase, read_only=read_only)
+        serve((host, port), ready, token=token, read_only=read_only)
     except KeyboardInterrupt:
         sys.exit(130)
 

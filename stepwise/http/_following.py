@@ -116,17 +116,13 @@ class Followers:
         found = backlog.look_at(run.id)
         if found is not None:
             why = found.why()
-            if why is None or _is_parked(found.run):
+            if why is None or (found.run.store.url, found.run.id) in waker.parked():
                 return None
             if why == "crashed" and deaths_of(self._store, found.seal, found.facts).are_deadly:
                 raise StepwiseError("its process died again and again at the same step")
             return found.run
         facts = facts_of(self._store, seal_for(self._store), run._to_go_on().id)
         return run if facts is not None and facts.status == "interrupted" else None
-
-
-def _is_parked(run: Run) -> bool:
-    return (run.store.url, run.id) in waker.parked()
 
 
 def _cancel(run: Run) -> None:

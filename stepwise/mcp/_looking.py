@@ -104,10 +104,9 @@ def show_locals(run: str, at: int | None = None, path: str = "", start: int = 0)
         start: the number of variables to leave out.
     """
     found = find_run(run)
-    values = found._shown_locals(at)
-    taken = newest_checkpoint(found.store, found._seal, found.id, at)
-    assert taken is not None  # its variables were shown
-    facts = {"step": taken.state.step, "position": taken.state.where}
+    loaded = found._checkpoint(at)
+    values = found._shown_at(loaded)
+    facts = {"step": loaded.state.step, "position": loaded.state.where}
     if path:
         return marked({**facts, **_value(find(values, path), path, _WHOLE)})
     rows, more = page((_value(value, name, _ROW) for name, value in values.items()), start)

@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
+from stepwise._display.terminal import seconds_in
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
 from stepwise._journal.journal import entries_of, facts_of, newest_mark, open_head, seal_for
@@ -49,7 +50,7 @@ from stepwise._journal.summary import kept_summary, open_waits
 from stepwise._runs.branch_rows import BranchRows, in_order, variation_of
 from stepwise._runs.messages import messages_of
 from stepwise._runs.overview import overview
-from stepwise._runs.questions import questions_of
+from stepwise._runs.questions import RunQuestions
 from stepwise._runs.run import Listed, Run, each_listed, newest_heads, number_of_runs
 from stepwise._runs.steps import UNFINISHED, RunStatus
 from stepwise._runtime.facts import NamedTuple
@@ -112,9 +113,19 @@ class RunReader:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def rows(self) -> _RowMaker:
-        """Return what makes the rows of one page."""
-        return _RowMaker(self, time.monotonic() + _SECONDS)
+    def rows(self) -> Callable[[Listed], RunRow]:
+        """Return what makes the rows of one page; it reads journals for a tenth of a second."""
+        until = time.monotonic() + _SECONDS
+
+        def row(each: Listed) -> RunRow:
+            tally = each.facts.tally
+            if each.facts.status != "running" and tally is not None:
+                return self._row(each, tally.counts, Spent(*tally.spent))
+            with self._lock:
+                known = self.known(each, until)
+            return known.row if known is not None else self._row(each, {}, None)
+
+        return row
 
     def supervisor(self, workflow: str) -> str:
         """Return the process of ``stepwise up`` that continues the runs of a workflow, in words.
@@ -310,7 +321,7 @@ class RunReader:
         is_waiting, is_stopped = "waiting" in seen.statuses, row.status in UNFINISHED
         waits = is_waiting and row.status not in (*OVER, "cancelling")
         # A child run has a head of its own, and its questions with it.
-        asked = questions_of(*place, facts) if is_waiting else []
+        asked = RunQuestions(*place, facts).open if is_waiting else []
         matters = Matters(
             questions=[Matter(row, each) for each in asked if each.run_id == row.id],
             doubts=[Matter(row, step) for step in seen.in_doubt] if is_stopped else (),
@@ -323,21 +334,6 @@ class RunReader:
         if not matters.total and row.can_resume and (has_come or row.status in _RESUMABLE):
             matters = Matters(resumable=[row])
         return row, matters
-
-
-class _RowMaker:
-    """The maker of the rows of one page, which reads journals until a moment."""
-
-    def __init__(self, reader: RunReader, until: float) -> None:
-        self._reader, self._until = reader, until
-
-    def __call__(self, each: Listed) -> RunRow:
-        tally = each.facts.tally
-        if each.facts.status != "running" and tally is not None:
-            return self._reader._row(each, tally.counts, Spent(*tally.spent))
-        with self._reader._lock:
-            known = self._reader.known(each, self._until)
-        return known.row if known is not None else self._reader._row(each, {}, None)
 
 
 def _signals(store: Store, seal: Any, row: RunRow) -> Iterator[Matter]:
@@ -359,7 +355,6 @@ _COMPARED: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
-_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _STATUSES = get_args(RunStatus)
 
 
@@ -458,11 +453,10 @@ def _tag(search: Search, value: str, _: float) -> Search:
 
 
 def _since(search: Search, value: str, now: float) -> Search:
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)([smhdw])", value)
-    if match is None:
+    seconds = seconds_in(value)
+    if seconds is None:
         raise WrongWordsError(f"since:{value} is not a duration: write since:90s, 15m, 2h, 30d, 4w")
-    start = now - float(match[1]) * _AGES[match[2]]
-    return _with(search, lambda facts: facts.updated_at >= start)
+    return _with(search, lambda facts: facts.updated_at >= now - seconds)
 
 
 def _error(search: Search, value: str, _: float) -> Search:

@@ -774,8 +774,8 @@ _WAITS = [
     _mutant(
         "an answer to an earlier question counts",
         "_runs/questions.py",
-        "meant = (each for each in found if each.ticket == ticket)",
-        "meant = iter(found)",
+        "next((each for each in self._named(step) if each.ticket == ticket), None)",
+        "next(iter(self._named(step)), None)",
         "test_approvals.py::test_state_that_no_argument_shows",
     ),
     _mutant(

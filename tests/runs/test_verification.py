@@ -161,10 +161,12 @@ def test_a_lost_side_effect_is_not_given_up_silently(folder):
     assert DONE.count("send a") == 2  # as was accepted
 
 
-@pytest.mark.parametrize("position", [0, 1])
-def test_a_fork_of_a_run_that_has_lost_records(folder, position):
+@pytest.mark.parametrize("positions", [[0], [1], [0, 1]])
+def test_a_fork_of_a_run_that_has_lost_records(folder, positions):
     """A run whose lost records were given up can be forked, and the fork has lost nothing."""
-    damage(folder, kinds(folder)[position][1])
+    found = kinds(folder)
+    for position in positions:
+        damage(folder, found[position][1])
     with opened(folder) as run:
         assert run.repair().ok
         fork = run.fork()
