@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._runtime.forks import cached
+from stepwise._runtime.forks import cached, forget_in_child
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import (
@@ -132,6 +132,7 @@ class DiskStore:
         self._log_end = weakref.finalize(self, self._logs.end)
         _stores.add(self)
         _watch_forks()
+        forget_in_child(self)
 
     # -- lease -----------------------------------------------------------------------------------
 
@@ -716,6 +717,14 @@ class DiskStore:
             check_path(self.path)
         return Rows(self.path, self.path, to_read=self._to_read)
 
+    def forget(self) -> None:
+        """Forget the parent's lock, leases and files in a forked child."""
+        self._lock = threading.RLock()
+        self._held = {}
+        self._logs.forget()
+        if self._rows is not None:
+            self._rows.abandon()
+
     def _close(self, rows: Rows) -> None:
         if self._copy is not None:
             rows.close()
@@ -732,7 +741,9 @@ _fork_held: list[DiskStore] = []
 
 @functools.cache
 def _watch_forks() -> None:
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_fork_held.clear
+    )
 
 
 def _before_fork() -> None:
@@ -745,14 +756,3 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     while _fork_held:
         _fork_held.pop()._lock.release()
-
-
-def _in_child() -> None:
-    _fork_held.clear()
-    for store in list(_stores):
-        store._lock = threading.RLock()
-        store._marks.forget()
-        store._held = {}
-        store._logs.forget()
-        if store._rows is not None:
-            store._rows.abandon()

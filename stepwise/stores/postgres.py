@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import json
 import math
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import psycopg
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.forks import cached
+from stepwise._runtime.forks import cached, forget_in_child
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._group_commit import Wanted, for_several
@@ -111,8 +108,7 @@ class PostgresStore:
         self._given, self._schema = url, options.schema
         self._connections = Connections(conninfo, self.url, self._options, to_read=to_read)
         self._begin()
-        _stores.add(self)
-        _watch_forks()
+        forget_in_child(self)
 
     def for_pages(self, *, to_read: bool) -> PostgresStore:
         """Return a store for the pages of ``stepwise ui``: a reader does not wait for long."""
@@ -665,6 +661,11 @@ class PostgresStore:
         self._presence.close()
         self._connections.close()
 
+    def forget(self) -> None:
+        """Forget the parent's connections and leases in a forked child."""
+        self._connections.abandon()
+        self._begin()
+
 
 _HEAD = "name, flow, finished, words, due, data"
 
@@ -686,19 +687,3 @@ def _owner(text: str | None) -> Owner | None:
     with contextlib.suppress(ValueError, TypeError):
         return Owner(**json.loads(text or ""))
     return None
-
-
-# -- fork ----------------------------------------------------------------------------------------
-
-_stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_in_child)
-
-
-def _in_child() -> None:
-    for store in list(_stores):
-        store._connections.abandon()
-        store._begin()
