@@ -598,18 +598,15 @@ class DiskStore:
     def close(self) -> None:
         for run_id, held in list(self._held.items()):
             self.release(run_id, held.epoch)
-        self._close_log()
+        if self._logs.own.is_open:
+            # If the database cannot be written, the log stays and is taken in later.
+            with contextlib.suppress(sqlite3.Error, OSError, StoreError):
+                self._begin_log()
         rows, self._rows = self._rows, None
         if rows is not None:
             self._close(rows)
         if self._copy is not None:
             self._copy.close()
-
-    def _close_log(self) -> None:
-        if self._logs.own.is_open:
-            # If the database cannot be written, the log stays and is taken in later.
-            with contextlib.suppress(sqlite3.Error, OSError, StoreError):
-                self._begin_log()
 
     def _begin_log(self) -> None:
         """Take in our log, delete its file, and begin another log."""
