@@ -268,8 +268,8 @@ _VALUES = [
     _mutant(
         "a nested function's decorators count to the statement before it",
         "_rewrite/positions.py",
-        "line = min([node.lineno, *(each.lineno for each in decorators)])",
-        "line = node.lineno",
+        "Place(path, first_line(node), end",
+        "Place(path, node.lineno, end",
         "test_source.py::test_places",
     ),
     _mutant(
