@@ -51,7 +51,6 @@ FindClass = Callable[[str, str], Any]
 # Iterators that loops over containers leave in the variables; no reducer applies to them.
 _EMPTY: tuple[Iterable[Any], ...] = (range(0), (), {}, set(), "", b"")
 _OVER_CONTAINERS = frozenset({range, reversed, *(type(iter(each)) for each in _EMPTY)})
-_PLAIN = _OVER_CONTAINERS | {enumerate, zip}  # over plain data
 _BUILTINS = frozenset(map(id, (iter, reversed, range, enumerate, zip)))
 
 _IOBase = io.IOBase.__mro__[1]  # the C class: isinstance of the Python class is ten times slower

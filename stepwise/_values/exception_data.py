@@ -154,12 +154,6 @@ def _defaultdict(parts: list[Any]) -> Any:
     return collections.defaultdict(found[name] if name is not None else None, items)
 
 
-def _counter(pairs: list[Any]) -> Any:
-    counter: Any = collections.Counter()
-    counter.update(dict(map(tuple, pairs)))
-    return counter
-
-
 _Form = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
 _FORMS: dict[type, _Form] = {
     tuple: ("tuple", list, tuple),
@@ -186,7 +180,7 @@ _FORMS: dict[type, _Form] = {
         lambda parts: collections.deque(*parts),
     ),
     collections.OrderedDict: ("ordered", _pairs, collections.OrderedDict),
-    collections.Counter: ("counter", _pairs, _counter),
+    collections.Counter: ("counter", _pairs, lambda pairs: collections.Counter(dict(pairs))),
     collections.defaultdict: ("defaultdict", _factory, _defaultdict),
 }
 _LOADERS = {tag: load for tag, _, load in _FORMS.values()}

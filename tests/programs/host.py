@@ -40,7 +40,6 @@ import warnings
 import cloudpickle  # noqa: F401
 import diskcache  # noqa: F401
 
-import stepwise._rewrite
 import stepwise.cli
 import stepwise.stores.disk
 from stepwise._rewrite.build import rewrite

@@ -19,7 +19,6 @@ import subprocess
 import sys
 
 import stepwise
-import stepwise._rewrite
 from stepwise._rewrite.build import rewrite
 from stepwise.stores import open_store
 
