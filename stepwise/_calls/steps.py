@@ -34,7 +34,7 @@ from stepwise._identity.versions import Version
 from stepwise._journal.records import WAITS, Call
 from stepwise._matching.held import Watched
 from stepwise._matching.subjects import Identity, Subjects
-from stepwise._rewrite import Source, capture
+from stepwise._rewrite.source import Source, capture
 from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.limits import stopped

@@ -71,7 +71,6 @@ _HANDLES = frozenset(
 _ITERABLES: tuple[Any, ...] = ([], (), {}, {}.values(), {}.items())
 _ITERATORS = frozenset((*(type(iter(each)) for each in _ITERABLES), enumerate, reversed, zip))
 _PLAIN_STATE = getattr(object, "__getstate__", None)  # since Python 3.11
-_MISSING: Any = object()
 
 
 class Found(NamedTuple):

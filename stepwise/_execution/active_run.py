@@ -35,7 +35,7 @@ from stepwise._journal.summary import SummaryKeeper
 from stepwise._journal.versions import RecordedVersion
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
-from stepwise._rewrite import finally_lines
+from stepwise._rewrite.positions import finally_lines
 from stepwise._runtime import asyncio_state, interrupts, settings, tracing
 from stepwise._runtime.clock import End
 from stepwise._runtime.events import emit, heard

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from stepwise._checkpoints.references import KnownValues
 from stepwise._journal.records import Record
-from stepwise._rewrite import Place, Points
+from stepwise._rewrite.positions import Place, Points
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import file_name, is_ours
 

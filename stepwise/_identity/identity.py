@@ -218,13 +218,11 @@ class Part(NamedTuple):
     """The parsed text of a part.
 
     Args:
-        scalar: the value is a string, a number, a moment or the like.
         digest: the digest in which times and UUIDs count by their type.
         exact: the exact digest.
         unknown: serial numbers of the objects without a digest.
     """
 
-    scalar: bool
     digest: str
     exact: str
     unknown: str
@@ -247,10 +245,9 @@ class Part(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def parse(text: str) -> Part:
     """Parse the text of a part."""
-    scalar = text.startswith(".")
     rest, _, unknown = text.removeprefix(".").partition("?")
     digest, _, exact = rest.partition("~")
-    return Part(scalar, digest, exact or digest, unknown)
+    return Part(digest, exact or digest, unknown)
 
 
 def unknown_in(parts: Mapping[str, str]) -> dict[str, tuple[int, ...]]:

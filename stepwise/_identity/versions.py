@@ -30,7 +30,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from stepwise._rewrite import Source
+from stepwise._rewrite.source import Source
 from stepwise._runtime.facts import NamedTuple
 
 _BEGAN = time.time()  # the modules of the project are imported about then, or later

@@ -4,6 +4,9 @@ The room knows no store and no run.  ``rewrite(function)`` returns a copy that r
 original unless the caller gives it a frame.  The copy asks the frame to save at statement
 boundaries, and can begin at one::
 
+    from stepwise._rewrite.build import rewrite
+    from stepwise._rewrite.frame import Frame, pending
+
     class Recorder(Frame):
         def save(self, number, values):     # a point was reached while ``self.due``
             self.last = number, {**values}
@@ -35,55 +38,3 @@ The modules, in import order: each imports only from those before it::
 
     source positions ahead frame bound_once scope transform build cells reading decorators
 """
-
-from __future__ import annotations
-
-from stepwise._rewrite.ahead import Ahead
-from stepwise._rewrite.bound_once import Made
-from stepwise._rewrite.build import UnsupportedError, build, rewrite
-from stepwise._rewrite.frame import Frame, pending
-from stepwise._rewrite.positions import (
-    Place,
-    Points,
-    finally_lines,
-    fingerprint,
-    following_line,
-    function_like,
-    functions_named,
-    handler_at,
-    loop_around,
-    prefix_fingerprint,
-    statement_lines,
-    writers_of,
-)
-from stepwise._rewrite.scope import visited_in
-from stepwise._rewrite.source import FunctionNode, Source, capture
-from stepwise._rewrite.transform import Point, Rewritten
-
-__all__ = [
-    "Ahead",
-    "Frame",
-    "FunctionNode",
-    "Made",
-    "Place",
-    "Point",
-    "Points",
-    "Rewritten",
-    "Source",
-    "UnsupportedError",
-    "build",
-    "capture",
-    "finally_lines",
-    "fingerprint",
-    "following_line",
-    "function_like",
-    "functions_named",
-    "handler_at",
-    "loop_around",
-    "pending",
-    "prefix_fingerprint",
-    "rewrite",
-    "statement_lines",
-    "visited_in",
-    "writers_of",
-]

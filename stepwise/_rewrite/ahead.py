@@ -15,7 +15,6 @@ from stepwise._rewrite.positions import TRIES, opens
 from stepwise._rewrite.source import walk
 from stepwise._runtime.facts import NamedTuple
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LITERALS = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Constant, ast.JoinedStr)
 
 

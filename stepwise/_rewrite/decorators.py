@@ -8,6 +8,7 @@ import types
 from typing import Any
 
 from stepwise._rewrite.source import FunctionNode, capture, walk
+from stepwise._values.digest import cell_content
 
 _READING = {"copy", "get", "items", "keys", "values"}
 
@@ -43,15 +44,8 @@ def _hands_on(wrapper: Any, wrapped: Any) -> bool:
             return True  # functools.cache, wrapt: their signature is right
     node = capture(wrapper).node()
     cells = zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True)
-    names = {name for name, cell in cells if _content(cell) is wrapped}
+    names = {name for name, cell in cells if cell_content(cell) is wrapped}
     return node is not None and _spreads_all(node, names, skip=int(bound))
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def _spreads_all(node: FunctionNode, wrapped: set[str], *, skip: int) -> bool:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import linecache
 import os
 
-from stepwise import _rewrite as rewrite
 from stepwise._checkpoints.checkpoints import State
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started
+from stepwise._rewrite.positions import (
+    fingerprint,
+    following_line,
+    functions_named,
+    loop_around,
+    prefix_fingerprint,
+    statement_lines,
+    writers_of,
+)
+from stepwise._rewrite.source import FunctionNode
 from stepwise._runtime.forks import cached
 from stepwise._values.preview import NO_SECRETS
 from stepwise.stores import Store
@@ -30,40 +39,40 @@ class WorkflowSource:
         how = how_started(store, seal, facts)
         self.file = how[2] if how is not None else ""
         self.name = facts.workflow.rpartition(":")[2].rpartition(".")[2]
-        self._fitting: dict[tuple[str, tuple[str, ...], str], rewrite.FunctionNode | None] = {}
-        self._writers: dict[tuple[rewrite.FunctionNode, str], list[tuple[int, int]]] = {}
+        self._fitting: dict[tuple[str, tuple[str, ...], str], FunctionNode | None] = {}
+        self._writers: dict[tuple[FunctionNode, str], list[tuple[int, int]]] = {}
         if self.file:
             linecache.checkcache(self.file)
         self.lines = linecache.getlines(self.file) if self.file else []
 
     @cached
-    def nodes(self) -> list[rewrite.FunctionNode]:
+    def nodes(self) -> list[FunctionNode]:
         """All functions of the file."""
-        return [*rewrite.functions_named("".join(self.lines))]
+        return [*functions_named("".join(self.lines))]
 
     @cached
-    def named(self) -> list[rewrite.FunctionNode]:
+    def named(self) -> list[FunctionNode]:
         """The functions of the file that have the name of the workflow."""
         return [node for node in self.nodes if node.name == self.name]
 
-    def same_code(self, code: str) -> rewrite.FunctionNode | None:
+    def same_code(self, code: str) -> FunctionNode | None:
         """Return the function with this fingerprint, whatever its name, or ``None``."""
         nodes = [*self.named, *self.nodes]
-        return next((node for node in nodes if rewrite.fingerprint(node) == code), None)
+        return next((node for node in nodes if fingerprint(node) == code), None)
 
-    def fitting(self, state: State) -> rewrite.FunctionNode | None:
+    def fitting(self, state: State) -> FunctionNode | None:
         """Return the function if its code before a checkpoint is unchanged, else ``None``."""
         key = state.position, tuple(state.visited), state.prefix
         if key not in self._fitting:
             where = state.position, state.visited
-            fits = (n for n in self.named if rewrite.prefix_fingerprint(n, *where) == state.prefix)
+            fits = (n for n in self.named if prefix_fingerprint(n, *where) == state.prefix)
             self._fitting[key] = next(fits, None)
         return self._fitting[key]
 
     def next_line(self, state: State) -> int:
         """Return the line that follows a checkpoint; 0 if it is unknown."""
         node = self.fitting(state) if self.holds(state.where) else None
-        return (rewrite.following_line(node, state.position) or 0) if node is not None else 0
+        return (following_line(node, state.position) or 0) if node is not None else 0
 
     def holds(self, site: str) -> bool:
         """Return whether a place, ``file:line``, may be in this file."""
@@ -72,7 +81,7 @@ class WorkflowSource:
     def lines_of(self, state: State) -> tuple[int, int] | None:
         """Return the lines of the statement after which a checkpoint was taken, if known."""
         node = self.fitting(state) if self.holds(state.where) else None
-        return rewrite.statement_lines(node, state.position) if node is not None else None
+        return statement_lines(node, state.position) if node is not None else None
 
     def writer(self, name: str, before: State | None, state: State) -> tuple[str, str]:
         """Return the place and text of the statement that changed a variable between checkpoints.
@@ -89,17 +98,14 @@ class WorkflowSource:
             return state.where, ""
         last = self.lines_of(before) if before is not None else (node.lineno, node.lineno)
         if (node, name) not in self._writers:
-            self._writers[node, name] = rewrite.writers_of(node, name)
+            self._writers[node, name] = writers_of(node, name)
         writers = self._writers[node, name]
         if last is not None:
             spans = [(last[1] + 1, own[1])]
-            loop = rewrite.loop_around(node, own[0])
+            loop = loop_around(node, own[0])
             if own[0] > last[0] and loop is not None and loop[0] == own[0]:  # its next item
                 spans = [(last[1] + 1, loop[1])]
-            elif (
-                own[0] <= last[0]
-                and (loop := rewrite.loop_around(node, last[0], own[0])) is not None
-            ):
+            elif own[0] <= last[0] and (loop := loop_around(node, last[0], own[0])) is not None:
                 spans = [(last[1] + 1, loop[1]), (loop[0], own[1])]
             writers = [w for w in writers if any(s <= w[0] <= e for s, e in spans)]
         if len(writers) == 1:

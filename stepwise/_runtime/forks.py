@@ -26,6 +26,7 @@ import functools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -49,6 +50,20 @@ def process_lock() -> AbstractContextManager[bool]:
         before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
     )
     return lock
+
+
+def forget_in_child(inherited: Any) -> None:
+    """Call ``forget()`` of an object in each forked child, as long as the object lives."""
+    _watch_forks()
+    _inherited.add(inherited)
+
+
+_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=lambda: [each.forget() for each in list(_inherited)])
 
 
 class cached(Generic[T]):  # noqa: N801 -- a decorator

@@ -51,7 +51,6 @@ FindClass = Callable[[str, str], Any]
 # Iterators that loops over containers leave in the variables; no reducer applies to them.
 _EMPTY: tuple[Iterable[Any], ...] = (range(0), (), {}, set(), "", b"")
 _OVER_CONTAINERS = frozenset({range, reversed, *(type(iter(each)) for each in _EMPTY)})
-_PLAIN = _OVER_CONTAINERS | {enumerate, zip}  # over plain data
 _BUILTINS = frozenset(map(id, (iter, reversed, range, enumerate, zip)))
 
 _IOBase = io.IOBase.__mro__[1]  # the C class: isinstance of the Python class is ten times slower
@@ -384,26 +383,17 @@ def _dump(value: object, reducers: Reducers, pickler: Any) -> Data:
 
 
 @functools.cache
-def _code_dispatch() -> Any:
-    """Return cloudpickle's dispatch table, changed to keep the file names of code."""
-    import cloudpickle  # on use
-
-    table = cloudpickle.Pickler.dispatch_table
-    reduced = table[types.CodeType]
-
-    def code(obj: types.CodeType) -> Any:
-        make, args = reduced(obj)
-        return make, tuple(obj.co_filename if each == _NO_FILE else each for each in args)
-
-    return table.new_child({types.CodeType: code})
-
-
-@functools.cache
 def _picklers(identifies: bool, identifies_all: bool) -> tuple[Any, Any]:
     import cloudpickle  # on use: most values never need it
 
+    reduced = cloudpickle.Pickler.dispatch_table[types.CodeType]
+
+    def code(obj: types.CodeType) -> Any:  # keeps the file name
+        make, args = reduced(obj)
+        return make, tuple(obj.co_filename if each == _NO_FILE else each for each in args)
+
     class Reducing:
-        dispatch_table = _code_dispatch()
+        dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({types.CodeType: code})
 
         def __init__(self, sink: _Sink, reducers: Reducers) -> None:
             takes, inherited = reducers.takes, cast("Any", super())

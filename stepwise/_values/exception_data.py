@@ -119,11 +119,15 @@ def imported(module: str, name: str) -> Any:
     return found
 
 
-def _time_zone(value: Any) -> Any:
+def _written_time(value: Any) -> list[Any]:
     zone = value.tzinfo
     if zone is not None and type(zone) is not dt.timezone:
         raise NotDataError(f"{value!r:.80} has a time zone of type {type(zone).__qualname__}")
-    return value
+    return [value.isoformat(), value.fold]
+
+
+def _read_time(cls: Any, text: str, fold: int) -> Any:
+    return cls.fromisoformat(text).replace(fold=fold)
 
 
 def _pairs(value: Any) -> list[Any]:
@@ -150,12 +154,6 @@ def _defaultdict(parts: list[Any]) -> Any:
     return collections.defaultdict(found[name] if name is not None else None, items)
 
 
-def _counter(pairs: list[Any]) -> Any:
-    counter: Any = collections.Counter()
-    counter.update(dict(map(tuple, pairs)))
-    return counter
-
-
 _Form = tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
 _FORMS: dict[type, _Form] = {
     tuple: ("tuple", list, tuple),
@@ -165,16 +163,8 @@ _FORMS: dict[type, _Form] = {
     bytes: ("bytes", _base64, base64.b64decode),
     bytearray: ("bytearray", _base64, lambda text: bytearray(base64.b64decode(text))),
     complex: ("complex", lambda z: [z.real, z.imag], lambda parts: complex(*parts)),
-    dt.datetime: (
-        "datetime",
-        lambda t: [_time_zone(t).isoformat(), t.fold],
-        lambda parts: dt.datetime.fromisoformat(parts[0]).replace(fold=parts[1]),
-    ),
-    dt.time: (
-        "time",
-        lambda t: [_time_zone(t).isoformat(), t.fold],
-        lambda parts: dt.time.fromisoformat(parts[0]).replace(fold=parts[1]),
-    ),
+    dt.datetime: ("datetime", _written_time, lambda parts: _read_time(dt.datetime, *parts)),
+    dt.time: ("time", _written_time, lambda parts: _read_time(dt.time, *parts)),
     dt.date: ("date", dt.date.isoformat, dt.date.fromisoformat),
     dt.timedelta: (
         "timedelta",
@@ -190,7 +180,7 @@ _FORMS: dict[type, _Form] = {
         lambda parts: collections.deque(*parts),
     ),
     collections.OrderedDict: ("ordered", _pairs, collections.OrderedDict),
-    collections.Counter: ("counter", _pairs, _counter),
+    collections.Counter: ("counter", _pairs, lambda pairs: collections.Counter(dict(pairs))),
     collections.defaultdict: ("defaultdict", _factory, _defaultdict),
 }
 _LOADERS = {tag: load for tag, _, load in _FORMS.values()}

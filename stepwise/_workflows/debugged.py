@@ -36,7 +36,8 @@ from stepwise._execution.viewer import Placeholder, view_inputs
 from stepwise._journal.journal import facts_of, holds
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, RunFacts
-from stepwise._rewrite import build, following_line
+from stepwise._rewrite.build import build
+from stepwise._rewrite.positions import following_line
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count, is_ours, kernel_shell, printable, shell_word
 from stepwise._values import codec

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepwise import _rewrite as rewrite
 from stepwise._checkpoints.checkpoints import Retention
 from stepwise._execution.process_memory import code_in_file
 from stepwise._identity import identity
@@ -18,6 +17,10 @@ from stepwise._identity.module_names import (
     other_names,
     place_of,
 )
+from stepwise._rewrite.build import UnsupportedError, build
+from stepwise._rewrite.positions import fingerprint
+from stepwise._rewrite.source import Source, capture
+from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock
@@ -209,15 +212,13 @@ class Definition:
         self._code = function.__code__
         self.label = self.options.name or identity.label_of(function)
         self.parameters = self._parameters(function)
-        self.source: rewrite.Source = (
-            rewrite.capture(function) if self._like is None else self._like.source
-        )
+        self.source: Source = capture(function) if self._like is None else self._like.source
         self.is_coroutine = inspect.iscoroutinefunction(function)
         self.is_generator = inspect.isgeneratorfunction(function)
         self.is_async_generator = inspect.isasyncgenfunction(function)
         # The contents of captured variables at the first call.
         self.first_seen: dict[str, bytes] = {} if self._like is None else self._like.first_seen
-        self._rewritten: rewrite.Rewritten | None = None
+        self._rewritten: Rewritten | None = None
         self._tried = False
         for computed in ("returns", "code"):
             self.__dict__.pop(computed, None)
@@ -256,20 +257,20 @@ class Definition:
                 self.function.__code__ = located
             self._take(self.function)
 
-    def rewritten(self) -> rewrite.Rewritten | None:
+    def rewritten(self) -> Rewritten | None:
         """Return the function in a form that can be entered in the middle, made at the first run.
 
         Return ``None`` if there is no such form, and warn once.
         """
         if self._like is not None:
             return self._like.rewritten()
-        problem: rewrite.UnsupportedError | None = None
+        problem: UnsupportedError | None = None
         if not self._tried:
             with _rewriting:  # a thread that did not wait would execute its run unresumable
                 if not (self._tried or self.is_generator or self.is_async_generator):
                     try:
-                        self._rewritten = rewrite.build(self.function, self.source)
-                    except rewrite.UnsupportedError as error:
+                        self._rewritten = build(self.function, self.source)
+                    except UnsupportedError as error:
                         problem = error
                 self._tried = True
         if problem is not None:
@@ -277,7 +278,7 @@ class Definition:
         return self._rewritten
 
     @reports
-    def _tell_replay(self, error: rewrite.UnsupportedError) -> None:
+    def _tell_replay(self, error: UnsupportedError) -> None:
         warn(
             f"workflow {self.label!r} cannot be resumed in the middle: {error}. After a crash it "
             "runs from the top, and its journal answers; the code between its steps must then do "
@@ -301,7 +302,7 @@ class Definition:
         if self._like is not None and self._like.source is self.source:
             return self._like.code
         node = self.source.node()
-        return rewrite.fingerprint(node) if node is not None else ""
+        return fingerprint(node) if node is not None else ""
 
     @property
     def full_name(self) -> str:
@@ -344,7 +345,7 @@ class HostProgram(NamedTuple):
     full_name: str
     label: str
     function: Callable[..., Any]
-    source: rewrite.Source = rewrite.Source("", "", 0, [])
+    source: Source = Source("", "", 0, [])
     code: str = ""
     file: str = ""
     other_names: Sequence[str] = ()

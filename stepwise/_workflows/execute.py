@@ -28,7 +28,7 @@ from stepwise._journal.journal import Position, facts_of, read_entries
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import SUBMITTED, Call, Interrupted, RunFacts, Suspended
 from stepwise._journal.seal import Seal
-from stepwise._rewrite import Rewritten
+from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import sigterms

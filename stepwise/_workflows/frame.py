@@ -35,7 +35,6 @@ from operator import itemgetter
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from stepwise import _rewrite as rewrite
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
 from stepwise._checkpoints.given import Surroundings, follow, root_of
 from stepwise._checkpoints.references import HEAVY, KnownValues, Looked, References
@@ -54,6 +53,12 @@ from stepwise._identity.clients import has_key, is_client
 from stepwise._identity.identity import captured
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._matching.pool import Pool
+from stepwise._rewrite.bound_once import Made
+from stepwise._rewrite.frame import Frame
+from stepwise._rewrite.positions import handler_at, prefix_fingerprint
+from stepwise._rewrite.scope import visited_in
+from stepwise._rewrite.source import FunctionNode
+from stepwise._rewrite.transform import Point, Rewritten
 from stepwise._runtime.events import heard
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.limits import stopped
@@ -109,7 +114,7 @@ def remade(
     name: str,
     cls: type,
     values: Mapping[str, Any],
-    rewritten: rewrite.Rewritten,
+    rewritten: Rewritten,
     tag: Callable[[bytes], bytes],
 ) -> Remade | None:
     """Return the replacement of a client in a checkpoint; ``None`` if it cannot be remade.
@@ -120,7 +125,7 @@ def remade(
         values: the local variables.
         tag: makes a MAC, since a global may be a key.
     """
-    made: rewrite.Made | None = rewritten.made.get(name)
+    made: Made | None = rewritten.made.get(name)
     function, found = rewritten.function, {}
     if made is None or not is_client(cls):
         return None
@@ -194,7 +199,7 @@ class Complaints:
         in_a_row: boundaries that were skipped since the last checkpoint.
     """
 
-    def __init__(self, active: ActiveRun, file: str, rewritten: rewrite.Rewritten) -> None:
+    def __init__(self, active: ActiveRun, file: str, rewritten: Rewritten) -> None:
         self._active = active
         self._file = file
         self._rewritten = rewritten
@@ -229,7 +234,7 @@ class Complaints:
         self._tell(f"with {number}", f"a run cannot resume inside the with block at {where}: {why}")
 
     @reports
-    def within_handler(self, function: rewrite.FunctionNode | None, code: CodeType) -> None:
+    def within_handler(self, function: FunctionNode | None, code: CodeType) -> None:
         """Report several steps in an ``except`` or ``finally`` block, if they are in one.
 
         Args:
@@ -241,7 +246,7 @@ class Complaints:
         line = (frame.f_lineno if frame is not None else None) or 0
         if function is None or not self.first(f"line {line}"):
             return
-        kind, begin = rewrite.handler_at(function, line)
+        kind, begin = handler_at(function, line)
         if kind:
             self._tell(
                 f"handler {begin}",
@@ -766,7 +771,7 @@ class RestoreFailedError(BaseException):
         self.why = why
 
 
-class WorkflowFrame(rewrite.Frame):
+class WorkflowFrame(Frame):
     """One execution of a workflow function in a run.
 
     Args:
@@ -784,7 +789,7 @@ class WorkflowFrame(rewrite.Frame):
         self,
         active: ActiveRun,
         callee: BoundCall,
-        rewritten: rewrite.Rewritten,
+        rewritten: Rewritten,
         checkpoints: Checkpoints,
         begun: Callable[[], None],
         loaded: Loaded | None = None,
@@ -1074,7 +1079,7 @@ class WorkflowFrame(rewrite.Frame):
         return self.guesses
 
     def _shape(
-        self, number: int, point: rewrite.Point, values: Mapping[str, Any]
+        self, number: int, point: Point, values: Mapping[str, Any]
     ) -> tuple[set[int], list[str]]:
         """Return the branches entered and the variables that are state, both found by their names.
 
@@ -1091,7 +1096,7 @@ class WorkflowFrame(rewrite.Frame):
                 for name in values
                 if (name[0] != "@" or name in point.loops) and name not in again
             ]
-            found = self.shapes[here] = rewrite.visited_in(values), names
+            found = self.shapes[here] = visited_in(values), names
         return found
 
     def _state_of(self, values: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -1112,7 +1117,7 @@ class WorkflowFrame(rewrite.Frame):
 
     def _can_be_taken(
         self,
-        point: rewrite.Point,
+        point: Point,
         values: dict[str, Any],
         read: Collection[int | None],
         *,
@@ -1139,7 +1144,7 @@ class WorkflowFrame(rewrite.Frame):
         complaints, held = self.complaints, self.around.arguments
         return not (complaints.culprits and complaints.is_still_there({**held, **values}))
 
-    def _pickled(self, values: dict[str, Any], point: rewrite.Point, *, tells: bool) -> Data | None:
+    def _pickled(self, values: dict[str, Any], point: Point, *, tells: bool) -> Data | None:
         """Return the pickled variables; report a failure and return ``None``."""
         try:
             payload = self._referring(values)
@@ -1203,11 +1208,7 @@ class WorkflowFrame(rewrite.Frame):
         if here not in self.prefixes:
             node = self.callee.workflow.source.node()
             visited = [rewritten.blocks[n] for n in sorted(self.visited)]
-            known = (
-                rewrite.prefix_fingerprint(node, point.position, visited)
-                if node is not None
-                else None
-            )
+            known = prefix_fingerprint(node, point.position, visited) if node is not None else None
             self.prefixes[here] = visited, known
         visited, prefix = self.prefixes[here]
         if prefix is None:
@@ -1245,7 +1246,7 @@ class WorkflowFrame(rewrite.Frame):
             counted.skip(before)
         return counted
 
-    def _files_read(self, point: rewrite.Point, values: Mapping[str, Any]) -> set[int | None]:
+    def _files_read(self, point: Point, values: Mapping[str, Any]) -> set[int | None]:
         """Return the numbers of the ``with`` statements whose files the surrounding loops read.
 
         A loop that opens its file itself is represented by ``None``.
@@ -1281,14 +1282,14 @@ class WorkflowFrame(rewrite.Frame):
             self.shut.add(number)
         return manager
 
-    def _entered(self, point: rewrite.Point) -> Mapping[int, int]:
+    def _entered(self, point: Point) -> Mapping[int, int]:
         """Return how often the open blocks entered each lock, since a resumed run repeats that."""
         if not self.inside:
             return {}
         entered = [held for (number, _), held in self.inside.items() if number in point.withs]
         return Counter(id(each) for held in entered for each in (held, lock_of(held)))
 
-    def _tell_shut(self, point: rewrite.Point, values: Mapping[str, Any]) -> None:
+    def _tell_shut(self, point: Point, values: Mapping[str, Any]) -> None:
         """Report surrounding blocks in which a step was done, but no checkpoint is possible."""
         for number in self.shut.intersection(point.withs) - self._files_read(point, values):
             done, why = self.managers[number]

@@ -52,7 +52,7 @@ from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._matching.held import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Identity
-from stepwise._rewrite import Source
+from stepwise._rewrite.source import Source
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, notice

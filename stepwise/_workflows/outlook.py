@@ -35,7 +35,8 @@ from typing import Any
 
 from stepwise._calls.steps import step_of
 from stepwise._execution.waits import may_wait
-from stepwise._rewrite import Ahead, Rewritten
+from stepwise._rewrite.ahead import Ahead
+from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.digest import digest
 from stepwise._values.preview import error_text

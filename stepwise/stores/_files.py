@@ -30,6 +30,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 
+from stepwise._runtime.forks import forget_in_child
 from stepwise._runtime.limits import distrusted, largest_file, make_private, met, way_out
 from stepwise._values.unpickling import Data, Pieces
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
@@ -398,6 +399,7 @@ class Marks:
         self._folder = folder
         self._mutex = threading.RLock()
         self._open: dict[str, _File] = {}
+        forget_in_child(self)
 
     def read(self, run: str) -> tuple[list[bytes], bytes]:
         """Return the marks of a run and its note, unverified; ``b""`` if it has no note."""

@@ -28,6 +28,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from stepwise._runtime.forks import forget_in_child, process_lock
 from stepwise._runtime.limits import unusable
 from stepwise.errors import StoreError
 from stepwise.stores.base import to_bytes
@@ -82,6 +83,7 @@ class LockFile:
         self._mutex = threading.RLock()  # a finalizer may release a lease at any point
         self._descriptor = self._open()
         self._held: set[str] = set()
+        forget_in_child(self)
 
     def acquire(self, name: str) -> bool:
         """Lock ``name``; return False if this or another process holds it."""
@@ -213,7 +215,7 @@ def _holder(descriptor: int, offset: int) -> int | None:
 
 
 _files: dict[str, LockFile] = {}
-_files_mutex = threading.Lock()
+_files_mutex = process_lock()
 
 
 def lock_file(path: str) -> LockFile:
@@ -221,8 +223,6 @@ def lock_file(path: str) -> LockFile:
     with _files_mutex:
         file = _files.get(path)
         if file is None:
-            if not _files:
-                os.register_at_fork(after_in_child=_after_fork)
             file = _files[path] = LockFile(path)
         return file
 
@@ -233,13 +233,6 @@ def close_lock_files(folder: str) -> None:
         files = [file for path, file in _files.items() if path.startswith(folder + os.sep)]
     for file in files:
         file.close()
-
-
-def _after_fork() -> None:
-    global _files_mutex  # noqa: PLW0603
-    _files_mutex = threading.Lock()
-    for file in _files.values():
-        file.forget()
 
 
 # -- locks of SQLite -----------------------------------------------------------------------------
@@ -259,6 +252,7 @@ class Guard:
         self._uses = 0
         self._descriptors: list[int] = []
         self._held: Any = None
+        forget_in_child(self)
 
     def begin(self) -> None:
         """Guard the database after a connection was opened and has read something."""
@@ -305,19 +299,8 @@ class Guard:
 _guards: dict[str, Guard] = {}
 
 
-@functools.cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_forget_guards)
-
-
-def _forget_guards() -> None:
-    for each in _guards.values():
-        each.forget()
-
-
 def guarded(database: str) -> Guard:
     """Return the guard of this process for the absolute path of a database."""
-    _watch_forks()
     return _guards.setdefault(database, Guard(database))
 
 

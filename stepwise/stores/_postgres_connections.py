@@ -119,22 +119,12 @@ def _options(parameters: list[str], url: str) -> PostgresOptions:
                 f"{each!r} in the store's URL {url!r} is not a number above 0"
             ) from None
         options = options._replace(**{name: value})
-    check_schema_name(options.schema)
-    return options
-
-
-def check_schema_name(name: str) -> str:
-    """Return the name of a schema if it needs no quotes.
-
-    Raises:
-        ConfigurationError: the name has other characters, or too many.
-    """
-    if not _SCHEMA.fullmatch(name):
+    if not _SCHEMA.fullmatch(options.schema):  # it would need quotes
         raise ConfigurationError(
-            f"schema={name!r} in the store's URL is not a name of a schema: it begins with a small "
-            "letter, and has at most 40 small letters, digits and underscores"
+            f"schema={options.schema!r} in the store's URL is not a name of a schema: it begins "
+            "with a small letter, and has at most 40 small letters, digits and underscores"
         )
-    return name
+    return options
 
 
 # -- postgres schema ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from stepwise._runtime.forks import cached
+from stepwise._runtime.forks import cached, forget_in_child
 from stepwise._runtime.limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import (
@@ -132,6 +132,7 @@ class DiskStore:
         self._log_end = weakref.finalize(self, self._logs.end)
         _stores.add(self)
         _watch_forks()
+        forget_in_child(self)
 
     # -- lease -----------------------------------------------------------------------------------
 
@@ -602,18 +603,15 @@ class DiskStore:
     def close(self) -> None:
         for run_id, held in list(self._held.items()):
             self.release(run_id, held.epoch)
-        self._close_log()
+        if self._logs.own.is_open:
+            # If the database cannot be written, the log stays and is taken in later.
+            with contextlib.suppress(sqlite3.Error, OSError, StoreError):
+                self._begin_log()
         rows, self._rows = self._rows, None
         if rows is not None:
             self._close(rows)
         if self._copy is not None:
             self._copy.close()
-
-    def _close_log(self) -> None:
-        if self._logs.own.is_open:
-            # If the database cannot be written, the log stays and is taken in later.
-            with contextlib.suppress(sqlite3.Error, OSError, StoreError):
-                self._begin_log()
 
     def _begin_log(self) -> None:
         """Take in our log, delete its file, and begin another log."""
@@ -721,6 +719,14 @@ class DiskStore:
             check_path(self.path)
         return Rows(self.path, self.path, to_read=self._to_read)
 
+    def forget(self) -> None:
+        """Forget the parent's lock, leases and files in a forked child."""
+        self._lock = threading.RLock()
+        self._held = {}
+        self._logs.forget()
+        if self._rows is not None:
+            self._rows.abandon()
+
     def _close(self, rows: Rows) -> None:
         if self._copy is not None:
             rows.close()
@@ -737,7 +743,9 @@ _fork_held: list[DiskStore] = []
 
 @functools.cache
 def _watch_forks() -> None:
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_fork_held.clear
+    )
 
 
 def _before_fork() -> None:
@@ -750,14 +758,3 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     while _fork_held:
         _fork_held.pop()._lock.release()
-
-
-def _in_child() -> None:
-    _fork_held.clear()
-    for store in list(_stores):
-        store._lock = threading.RLock()
-        store._marks.forget()
-        store._held = {}
-        store._logs.forget()
-        if store._rows is not None:
-            store._rows.abandon()

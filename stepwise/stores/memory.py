@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import os
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from stepwise._runtime.forks import forget_in_child
 from stepwise.errors import LeaseLostError, RunOwnedError
 from stepwise.stores._group_commit import error_of, for_several
 from stepwise.stores.base import Batch, Head, Owner, Words, has_words
@@ -39,8 +37,7 @@ class MemoryStore:
     def __init__(self, name: str = "") -> None:
         self.url = f"memory:{name}"
         self._lock = threading.RLock()
-        _stores.add(self)
-        _watch_forks()
+        forget_in_child(self)
         self._runs: dict[str, _StoredRun] = {}
         self._places = itertools.count(1)
 
@@ -161,6 +158,10 @@ class MemoryStore:
         with self._lock:
             self._runs.clear()
 
+    def forget(self) -> None:
+        """Forget the lock in a forked child: a thread that the child lacks may hold it."""
+        self._lock = threading.RLock()
+
     def _held(self, run_id: str, epoch: int) -> _StoredRun:
         run = self._runs.get(run_id)
         if run is None or run.epoch != epoch or run.owner is None:
@@ -170,18 +171,3 @@ class MemoryStore:
 
 def _is_not_open(head: Head) -> bool:
     return head.finished or head.due is not None
-
-
-# -- fork ----------------------------------------------------------------------------------------
-
-_stores: weakref.WeakSet[MemoryStore] = weakref.WeakSet()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_in_child)
-
-
-def _in_child() -> None:
-    for store in list(_stores):
-        store._lock = threading.RLock()  # a thread that the child lacks may hold the old one

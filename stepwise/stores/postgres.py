@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import json
 import math
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import psycopg
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.forks import cached
+from stepwise._runtime.forks import cached, forget_in_child
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._group_commit import Wanted, for_several
@@ -111,8 +108,7 @@ class PostgresStore:
         self._given, self._schema = url, options.schema
         self._connections = Connections(conninfo, self.url, self._options, to_read=to_read)
         self._begin()
-        _stores.add(self)
-        _watch_forks()
+        forget_in_child(self)
 
     def for_pages(self, *, to_read: bool) -> PostgresStore:
         """Return a store for the pages of ``stepwise ui``: a reader does not wait for long."""
@@ -168,7 +164,9 @@ class PostgresStore:
             ).fetchone()
             if row is not None:
                 run, epoch = row
-                self._note_epoch(run_id, epoch)
+                if len(self._epochs) >= _EPOCHS:
+                    self._epochs.clear()
+                self._epochs[run_id] = epoch  # saves a request when the lease is taken again
                 return HeldLease(run, epoch, owner)
             found = self._look(connection, run_id)
             if found is not None:
@@ -188,12 +186,6 @@ class PostgresStore:
             f"OR NOT EXISTS (SELECT 1 FROM {self._schema}.processes p WHERE p.id = $3 AND {HELD})))"
             " RETURNING run, epoch"
         )
-
-    def _note_epoch(self, run_id: str, epoch: int) -> None:
-        """Remember an epoch, which saves a request when the lease is taken again."""
-        if len(self._epochs) >= _EPOCHS:
-            self._epochs.clear()
-        self._epochs[run_id] = epoch
 
     def _look(self, connection: Connection, run_id: str) -> _LeaseRow | None:
         row = connection.execute(
@@ -515,21 +507,20 @@ class PostgresStore:
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
         if workflow is None and not unfinished:
-            return self._oldest_heads()
+            sql = f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE place > $1 "
+            sql += "ORDER BY place LIMIT $2"
+            return itertools.starmap(_head, self._pages(lambda *at: self._rows(sql, *at), -1))
         which = " AND NOT finished AND due IS NULL" if unfinished else ""
         more = () if workflow is None else (hashed(workflow),)
         which += "" if workflow is None else " AND workflow = $3"
+        return self._newest("run", which, more)
 
-        def page(before: int, size: int) -> list[Any]:
-            sql = f"{self._heads} WHERE run < $1{which} ORDER BY run DESC LIMIT $2"
-            return self._rows(sql, before, size, *more)
-
-        return itertools.starmap(_head, self._pages(page, 1 << 62))
-
-    def _oldest_heads(self) -> Iterator[Head]:
-        sql = f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE place > $1 "
-        sql += "ORDER BY place LIMIT $2"
-        return itertools.starmap(_head, self._pages(lambda *at: self._rows(sql, *at), -1))
+    def _newest(self, by: str, which: str, more: Sequence[Any]) -> Iterator[Head]:
+        """Yield heads by falling ``run`` or ``place``, which is the cursor and so comes first."""
+        sql = f"SELECT {by}, {_HEAD} FROM {self._schema}.runs WHERE {by} < $1{which} "
+        sql += f"ORDER BY {by} DESC LIMIT $2"
+        pages = self._pages(lambda *at: self._rows(sql, *at, *more), 1 << 62)
+        return itertools.starmap(_head, pages)
 
     def newest_heads(
         self, *, unfinished: bool = False, words: Words = (), before: str = ""
@@ -542,13 +533,7 @@ class PostgresStore:
             run = f"(SELECT run FROM {self._schema}.leases WHERE hash = ${next(numbers)})"
             which += f" AND place < (SELECT place FROM {self._schema}.runs WHERE run = {run})"
             more.append(hashed(before))
-
-        def page(before: int, size: int) -> list[Any]:
-            # The place is the cursor, so it comes first.
-            sql = f"SELECT place, {_HEAD} FROM {self._schema}.runs WHERE place < $1{which} "
-            return self._rows(f"{sql}ORDER BY place DESC LIMIT $2", before, size, *more)
-
-        return (_head(*row) for row in self._pages(page, 1 << 62))
+        return self._newest("place", which, more)
 
     def due_heads(self, workflow: str) -> Iterator[Head]:
         """Yield the heads of a workflow's runs that are to begin, the earliest first."""
@@ -677,6 +662,11 @@ class PostgresStore:
         self._presence.close()
         self._connections.close()
 
+    def forget(self) -> None:
+        """Forget the parent's connections and leases in a forked child."""
+        self._connections.abandon()
+        self._begin()
+
 
 _HEAD = "name, flow, finished, words, due, data"
 
@@ -698,19 +688,3 @@ def _owner(text: str | None) -> Owner | None:
     with contextlib.suppress(ValueError, TypeError):
         return Owner(**json.loads(text or ""))
     return None
-
-
-# -- fork ----------------------------------------------------------------------------------------
-
-_stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
-
-
-@functools.cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_in_child)
-
-
-def _in_child() -> None:
-    for store in list(_stores):
-        store._connections.abandon()
-        store._begin()

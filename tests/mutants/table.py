@@ -282,8 +282,8 @@ _VALUES = [
     _mutant(
         "a nested function's decorators count to the statement before it",
         "_rewrite/positions.py",
-        "line = min([node.lineno, *(each.lineno for each in decorators)])",
-        "line = node.lineno",
+        "Place(path, first_line(node), end",
+        "Place(path, node.lineno, end",
         "test_source.py::test_places",
     ),
     _mutant(
@@ -1242,8 +1242,8 @@ _CACHE = [
     _mutant(
         "the code of an argument's class counts for nothing",
         "_identity/coded.py",
-        'return join(b"V", [super().object(value), *self._methods(cls)])',
-        "return super().object(value)",
+        'return join(b"V", [encoded, *self._methods(cls)])',
+        "return encoded",
         "test_cached.py::test_edits_are_other_calls",
     ),
     _mutant(

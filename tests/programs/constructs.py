@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stepwise._rewrite import pending
+from stepwise._rewrite.frame import pending
 
 _folder = Path(tempfile.mkdtemp(prefix="stepwise-constructs-"))
 atexit.register(shutil.rmtree, _folder, ignore_errors=True)

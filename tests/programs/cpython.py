@@ -21,7 +21,10 @@ import unittest
 import warnings
 from collections import Counter
 
-from stepwise._rewrite import Frame, UnsupportedError, build, capture, scope
+from stepwise._rewrite import scope
+from stepwise._rewrite.build import UnsupportedError, build
+from stepwise._rewrite.frame import Frame
+from stepwise._rewrite.source import capture
 from stepwise._rewrite.transform import _Rewriter
 
 mode, tests, *wanted = sys.argv[1:]

@@ -40,9 +40,9 @@ import warnings
 import cloudpickle  # noqa: F401
 import diskcache  # noqa: F401
 
-import stepwise._rewrite
 import stepwise.cli
 import stepwise.stores.disk
+from stepwise._rewrite.build import rewrite
 
 TIMEOUT = 300
 
@@ -142,7 +142,7 @@ def execute(argv):
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
-stepwise._rewrite.rewrite(kill_after)  # expressions that tokenize compiles are compiled
+rewrite(kill_after)  # expressions that tokenize compiles are compiled
 gc.freeze()
 asked = serve()
 if asked is not None:

@@ -31,7 +31,8 @@ from collections import Counter
 
 import stepwise
 from stepwise._checkpoints.given import _is_mutable as is_mutable
-from stepwise._rewrite import UnsupportedError, build, capture
+from stepwise._rewrite.build import UnsupportedError, build
+from stepwise._rewrite.source import capture
 from stepwise._values import digest
 from stepwise._workflows import frame as _frames
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 
 import stepwise
-import stepwise._rewrite
+from stepwise._rewrite.build import rewrite
 from stepwise.stores import open_store
 
 SUSPENDED = 75
@@ -133,7 +133,7 @@ def sweep(play):
 
 def prepare(play, folder):
     """Import what processes of a trial do, so that they need not."""
-    stepwise._rewrite.rewrite(play)  # what it compiles is compiled for all
+    rewrite(play)  # what it compiles is compiled for all
     trial = Trial(folder, 0, before=True)
     trial.fork(lambda _: play(trial))
     assert not trial.lines("wrong"), trial.lines("wrong")

@@ -34,7 +34,9 @@ from constructs import (
 from harness import python
 
 import stepwise
-from stepwise._rewrite import Frame, UnsupportedError, build, capture, pending, rewrite
+from stepwise._rewrite.build import UnsupportedError, build, rewrite
+from stepwise._rewrite.frame import Frame, pending
+from stepwise._rewrite.source import capture
 
 HERE = __file__
 LIBRARY = str(pathlib.Path(stepwise.__file__).parent)
@@ -504,7 +506,7 @@ def test_refused_without_source():
 
 
 OPTIMIZED = """
-from stepwise._rewrite import rewrite
+from stepwise._rewrite.build import rewrite
 
 def alone():
     'A docstring on its line.'
@@ -562,7 +564,9 @@ NAMES = "f t v c i0 x0 i1 x10 F at enter visible f_ iv fv i t0 frame".split()  #
 
 def test_suggested_names(tmp_path):
     """A ``NameError`` suggests no name that the user never wrote, whatever was mistyped."""
-    text = "import sys\nfrom stepwise._rewrite import Frame, build, capture\neffect = print\n"
+    text = "import sys\nfrom stepwise._rewrite.build import build\neffect = print\n"
+    text += "from stepwise._rewrite.frame import Frame\n"
+    text += "from stepwise._rewrite.source import capture\n"
     for enter in ("Frame", "lambda: None"):
         text += f"asked = {enter}\n"
         text += "".join(SUGGESTED.format(number=n, name=name) for n, name in enumerate(NAMES))

@@ -19,8 +19,8 @@ from pythons import interpreter
 from sweeping import some
 
 import stepwise
-from stepwise._rewrite import Points, capture, fingerprint
-from stepwise._rewrite.source import parsed
+from stepwise._rewrite.positions import Points, fingerprint
+from stepwise._rewrite.source import capture, parsed
 
 
 def node_of(source):
@@ -531,7 +531,7 @@ def test_without_source():
 def test_without_source_in_other_processes():
     """A function of ``python -c`` has no node before Python 3.13."""
     code = (
-        "from stepwise._rewrite import capture\n"
+        "from stepwise._rewrite.source import capture\n"
         "def f(): pass\n"
         "node = capture(f).node()\n"
         "print(node.name if node else None)"

@@ -13,11 +13,10 @@ from harness import python, until
 from supervised import SECONDS, Staying, once, supervisor
 
 import stepwise
-from stepwise import _rewrite as rewrite
 from stepwise import step, workflow
 from stepwise._journal.journal import open_head, seal_for
 from stepwise._runtime import settings
-from stepwise._workflows import queues, submitted
+from stepwise._workflows import definition, queues, submitted
 from stepwise._workflows import up as module
 from stepwise.stores import open_store
 
@@ -618,8 +617,8 @@ def exchanges(monkeypatch, number):
         for name in EXCHANGES:
             method = getattr(kind, name)
             patch.setattr(kind, name, functools.partialmethod(_counted, method, asked))
-        fingerprint = rewrite.fingerprint
-        patch.setattr(rewrite, "fingerprint", lambda node: hashed.append(1) or fingerprint(node))
+        fingerprint = definition.fingerprint
+        patch.setattr(definition, "fingerprint", lambda node: hashed.append(1) or fingerprint(node))
         once()
     return len(asked), len(hashed)
 
