@@ -18,6 +18,12 @@ from stepwise.ui._reading import RunReader
 OWNED = "<script>document.title='owned'</script>"
 
 
+@pytest.fixture(autouse=True)
+def _slow_machine(monkeypatch):
+    """A page has the time that its rows take."""
+    monkeypatch.setattr(_reading, "_SECONDS", 3600)
+
+
 @step
 def think(topic):
     stepwise.spend(usd=0.01)
@@ -129,7 +135,6 @@ def test_two_hundred_branches(page, monkeypatch):
     """The page of a run shows a few of its branches; a page of them all goes on by links."""
     _, found = branched(models=[f"m{n}" for n in range(200)], effects="refuse", call=plain)
     assert len(found) == 200
-    monkeypatch.setattr(_reading, "_SECONDS", 3600)
     assert len(rows(page.get("/runs/base"))) == 20
     assert 'href="/runs/base/branches">all 200 branches</a>' in page.get("/runs/base")
     path, seen = "/runs/base/branches", []
