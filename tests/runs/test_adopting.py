@@ -12,6 +12,7 @@ from supervised import Staying, until
 
 import stepwise
 from stepwise import cli, step, tool, workflow
+from stepwise._journal.lease import Lease
 from stepwise._runs.census import Census
 
 calls = []
@@ -316,6 +317,28 @@ def test_the_commands():
     assert branch.id in told("why", "base")
     [question] = branch.questions
     assert f"of {branch.id} is approved" in told("approve", "base", "3", question.ticket)
+
+
+def test_the_others_are_closed_whatever_they_do():
+    """A branch that is executed, or whose clean-up fails, does not keep the others from closing."""
+
+    @workflow(name="tidies", retention="all")
+    def tidies(topic, model="a"):
+        think(topic)
+        try:
+            return send(model)
+        finally:
+            if model == "c":
+                raise ValueError("the clean-up failed")
+
+    run = tidies.options(run_id="base").execute("tides")
+    variations = [{"model": each} for each in "bcde"]
+    busy, fails, chosen, last = run.branch(at=1, variations=variations, effects="collect")
+    with Lease(run.store, busy.run.id).acquire():
+        chosen.adopt()
+    assert (fails.run.status, last.run.status) == ("failed", "cancelled")
+    assert [each.kind for each in busy.run.inbox] == ["cancel"]
+    assert run.superseded_by == chosen.run.id
 
 
 # -- killed ----------------------------------------------------------------------------------------

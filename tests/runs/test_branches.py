@@ -740,7 +740,7 @@ def test_a_table():
 def test_the_variables_that_a_branch_was_given_are_kept():
     """Whatever checkpoints a branch keeps, it keeps that of its beginning, with its variables."""
 
-    @workflow(retention="latest_only")
+    @workflow(retention="latest_only", name="keeps")
     def long(topic, model="a"):
         for number in range(9):
             think(f"{model} {number}")
@@ -766,7 +766,7 @@ def test_the_variables_that_a_branch_was_given_are_kept():
 def test_secrets_in_variations():
     """Secrets by name, hidden arguments and credentials are masked in tables; none is stored."""
 
-    @workflow(retention="all", secret="key", redact="topic")
+    @workflow(retention="all", secret="key", redact="topic", name="hides")
     def calls_a_model(topic, key, model="a"):
         api_key = think("none")
         return think("end"), len(model), len(api_key)
