@@ -569,9 +569,7 @@ class _Follower:
     def _assigned(self, space: Mapping[str, Any], name: str) -> None:
         """Let a name that is imported count by its value: data, or a function assigned to it."""
         value = space.get(name)
-        function = plain_function(value)
-        is_of_project = function and not is_foreign_module(function.__module__ or "")
-        if is_of_project or type(value) in (*ATOMS, list, dict, set):
+        if _is_of_project(plain_function(value)) or type(value) in (*ATOMS, list, dict, set):
             self.globals[id(space), name] = space
 
     def _by_value(
@@ -611,9 +609,9 @@ class _Follower:
     def _value(self, name: str, function: types.FunctionType | None) -> None:
         """Follow a function that is at hand."""
         inner, _ = _innermost(function)
-        code = getattr(inner, "__code__", None)
-        if code is None or is_foreign_module(inner.__module__ or "") or is_ours(code.co_filename):
+        if not _is_of_project(inner):
             return
+        code = inner.__code__
         module = _module(inner.__globals__, code.co_filename)
         found = definition_at(module.tree, code.co_name, code.co_firstlineno) if module else None
         label = self._label(name, module) if module else name
@@ -704,6 +702,14 @@ class _Follower:
                     reading = self._read(label, cls.module, node, (*cls.around, cls.node))
                     if not isinstance(node, FUNCTIONS):  # it reads other names of the class
                         self._members(cls._replace(names={*reading.names}))
+
+
+def _is_of_project(function: Any) -> bool:
+    """Return whether a function is neither of an installed package nor of stepwise."""
+    code = getattr(function, "__code__", None)
+    return code is not None and not (
+        is_foreign_module(function.__module__ or "") or is_ours(code.co_filename)
+    )
 
 
 def _reads_a_file(reading: CodeRead, module: _Module) -> bool:
