@@ -88,10 +88,10 @@ def overview(
         owner: the process that is executing the run, if any: its open steps are not in doubt yet.
         count: the number of newest steps to read; ``None`` for all.
     """
-    return _Reading(store, seal, facts, owner).overview(count)
+    return _OverviewReading(store, seal, facts, owner).overview(count)
 
 
-class _Reading:
+class _OverviewReading:
     """One reading of the records of a run."""
 
     def __init__(self, store: Store, seal: Seal, facts: RunFacts, owner: Owner | None) -> None:
