@@ -88,117 +88,113 @@ def overview(
         owner: the process that is executing the run, if any: its open steps are not in doubt yet.
         count: the number of newest steps to read; ``None`` for all.
     """
-    owned = owner is not None
-    known = followed(store, seal, facts.run_id) if count is not None else None
-    if count is not None and known is not None:
-        seen = _from_summary(store, seal, facts, *known, owned, count)
-    else:
-        seen = _whole(store, seal, facts, owned, count)
-    seen = replace(seen, sums=_with_children(store, seal, facts, seen, owner))
-    if owner is not None:
-        noted = noted_calls(store, seal, facts.run_id, owner.since)
-        seen = _with_doing(seen, noted, (store, seal, facts.run_id))
-    if owned or facts.status != "running" or not seen.course.stops:
-        return seen
-    return replace(
-        seen, stops=run_steps.stopped_calls(store, seal, facts.run_id, seen.course.stops)
-    )
+    return _OverviewReading(store, seal, facts, owner).overview(count)
 
 
-def _with_children(
-    store: Store, seal: Seal, facts: RunFacts, seen: Overview, owner: Owner | None
-) -> Sums:
-    """Return the sums of a run, plus the spending of child runs that its records lack so far."""
-    sums = spent_so_far(store, facts.run_id, seal) if facts.pruned else seen.sums
-    if sums.open and owner is None and not is_ready(facts):  # it crashed
-        sums = sums._replace(at_least=True)
-    found = [sums]
-    for child, said in seen.course.children.values():
-        about = facts_of(store, seal, child)
-        if about is not None:
-            theirs = overview(store, seal, about, owner, count=1)
-            found.append(difference(theirs.sums, Sums(*said)))
-    found += [
-        active.account.unsaid()
-        for active in list(live_runs)
-        if active.run_id == facts.run_id and active.journal.store is store
-    ]
-    return together(*found)
+class _OverviewReading:
+    """One reading of the records of a run."""
 
+    def __init__(self, store: Store, seal: Seal, facts: RunFacts, owner: Owner | None) -> None:
+        self._place: run_steps.Place = store, seal, facts.run_id
+        self._facts, self._owner = facts, owner
 
-def _with_doing(seen: Overview, noted: list[Entry], place: run_steps.Place) -> Overview:
-    """Add the noted steps in progress, except those older than the steps of the overview."""
-    known = {each.number for each in seen.steps}
-    oldest = min(known, default=0)
-    doing = [
-        run_steps.step_record(place, each.call, each, None)
-        for each in noted
-        if each.call and each.step > oldest and each.step not in known
-    ]
-    if not doing:
-        return seen
-    steps = sorted([*seen.steps, *doing], key=lambda step: step.number)
-    counts = Counter(seen.statuses) + Counter(step.status for step in doing)
-    total = seen.total + len(doing)
-    return replace(seen, steps=steps, total=total, statuses=dict(counts), doing=doing)
+    def overview(self, count: int | None) -> Overview:
+        known = followed(*self._place) if count is not None else None
+        if count is not None and known is not None:
+            seen = self._from_summary(*known, count)
+        else:
+            seen = self._whole(count)
+        seen = replace(seen, sums=self._with_children(seen))
+        if self._owner is not None:
+            return self._with_doing(seen, noted_calls(*self._place, self._owner.since))
+        if self._facts.status != "running" or not seen.course.stops:
+            return seen
+        return replace(seen, stops=run_steps.stopped_calls(*self._place, seen.course.stops))
 
+    def _with_children(self, seen: Overview) -> Sums:
+        """Return the run's sums, plus the spending of child runs that its records lack so far."""
+        store, seal, run_id = self._place
+        sums = spent_so_far(store, run_id, seal) if self._facts.pruned else seen.sums
+        if sums.open and self._owner is None and not is_ready(self._facts):  # it crashed
+            sums = sums._replace(at_least=True)
+        found = [sums]
+        for child, said in seen.course.children.values():
+            about = facts_of(store, seal, child)
+            if about is not None:
+                theirs = overview(store, seal, about, self._owner, count=1)
+                found.append(difference(theirs.sums, Sums(*said)))
+        found += [
+            active.account.unsaid()
+            for active in list(live_runs)
+            if active.run_id == run_id and active.journal.store is store
+        ]
+        return together(*found)
 
-def _whole(store: Store, seal: Seal, facts: RunFacts, owned: bool, count: int | None) -> Overview:
-    places, effects, course = Places(), Calls(), Course()
-    unreadable: set[int] = set()
-    at = Position()
-    for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
-        if isinstance(entry, Lost):
-            unreadable.add(at.last)
-            continue
-        places.take(entry)
-        course.take(entry)
-        if entry.concerns_effects:
-            effects.take(entry._replace(payload=b""))
-        if unreadable:
-            unreadable -= given_up([entry])
-    doubtful = set() if owned else {each.call.number for each in effects.in_doubt}
-    statuses = Counter[str]()
-    newest: deque[run_steps.StepRecord] = deque(maxlen=count)
-    doubted: list[run_steps.StepRecord] = []
-    course.saved = 0.0
-    for step in run_steps.each_step(store, seal, facts, doubtful, places):
-        statuses[step.status] += 1
-        newest.append(step)
-        doubted += [step] if step.status == "in_doubt" else []
-        outcome = step._entry.outcome
-        if outcome is not None and step.status == "completed" and step._entry.number < course.begun:
-            course.saved += own_seconds(outcome, places.answered.get(step.number, 0.0))
-    total = sum(statuses.values())
-    parts = [*newest], total, dict(statuses), doubted, course, len(unreadable)
-    return Overview(*parts, sums=at.sums)
+    def _with_doing(self, seen: Overview, noted: list[Entry]) -> Overview:
+        """Add the noted steps in progress, except those older than the steps of the overview."""
+        known = {each.number for each in seen.steps}
+        oldest = min(known, default=0)
+        doing = [
+            run_steps.step_record(self._place, each.call, each, None)
+            for each in noted
+            if each.call and each.step > oldest and each.step not in known
+        ]
+        if not doing:
+            return seen
+        steps = sorted([*seen.steps, *doing], key=lambda step: step.number)
+        counts = Counter(seen.statuses) + Counter(step.status for step in doing)
+        total = seen.total + len(doing)
+        return replace(seen, steps=steps, total=total, statuses=dict(counts), doing=doing)
 
+    def _whole(self, count: int | None) -> Overview:
+        places, effects, course = Places(), Calls(), Course()
+        unreadable: set[int] = set()
+        at = Position()
+        for entry, at in read(*self._place, Position(self._facts.pruned, None)):
+            if isinstance(entry, Lost):
+                unreadable.add(at.last)
+                continue
+            places.take(entry)
+            course.take(entry)
+            if entry.concerns_effects:
+                effects.take(entry._replace(payload=b""))
+            if unreadable:
+                unreadable -= given_up([entry])
+        doubtful = {each.call.number for each in effects.in_doubt if self._owner is None}
+        statuses = Counter[str]()
+        newest: deque[run_steps.StepRecord] = deque(maxlen=count)
+        doubted: list[run_steps.StepRecord] = []
+        course.saved = 0.0
+        for step in run_steps.each_step(*self._place[:2], self._facts, doubtful, places):
+            statuses[step.status] += 1
+            newest.append(step)
+            doubted += [step] if step.status == "in_doubt" else []
+            outcome, number = step._entry.outcome, step._entry.number
+            if outcome is not None and step.status == "completed" and number < course.begun:
+                course.saved += own_seconds(outcome, places.answered.get(step.number, 0.0))
+        total = sum(statuses.values())
+        parts = [*newest], total, dict(statuses), doubted, course, len(unreadable)
+        return Overview(*parts, sums=at.sums)
 
-def _from_summary(
-    store: Store,
-    seal: Seal,
-    facts: RunFacts,
-    summary: Summary,
-    fresh: list[Entry],
-    effects: list[Entry],
-    owned: bool,
-    count: int,
-) -> Overview:
-    place = store, seal, facts.run_id
-    unclear = [] if owned else with_unclear(*place, summary.unclear, effects).in_doubt
-    in_doubt = [run_steps.step_record(place, e.call, e.entry, "in_doubt") for e in unclear]
-    wanted = summary.newest(count)
-    before = start = fresh[0].number - 1 if fresh else summary.start.last
-    entries, span = fresh, 2 * count
-    while start > facts.pruned and not wanted <= {each.step for each in entries if each.call}:
-        start, span = max(facts.pruned, start - span), 4 * span
-        entries = [*_between(*place, start, before), *fresh]
-    numbers = {each.number for each in in_doubt}
-    steps = [
-        each for each in run_steps.steps_with(place, entries, numbers) if each.number in wanted
-    ]
-    statuses, sums = summary.statuses(numbers), summary.start.sums
-    return Overview(steps, summary.total, statuses, in_doubt, summary.course, sums=sums)
+    def _from_summary(
+        self, summary: Summary, fresh: list[Entry], effects: list[Entry], count: int
+    ) -> Overview:
+        pruned, doubted = self._facts.pruned, list[run_steps.StepRecord]()
+        if self._owner is None:
+            for each in with_unclear(*self._place, summary.unclear, effects).in_doubt:
+                step = run_steps.step_record(self._place, each.call, each.entry, "in_doubt")
+                doubted.append(step)
+        wanted = summary.newest(count)
+        before = start = fresh[0].number - 1 if fresh else summary.start.last
+        entries, span = fresh, 2 * count
+        while start > pruned and not wanted <= {each.step for each in entries if each.call}:
+            start, span = max(pruned, start - span), 4 * span
+            entries = [*_between(*self._place, start, before), *fresh]
+        numbers = {each.number for each in doubted}
+        steps = run_steps.steps_with(self._place, entries, numbers)
+        newest = [each for each in steps if each.number in wanted]
+        statuses, sums = summary.statuses(numbers), summary.start.sums
+        return Overview(newest, summary.total, statuses, doubted, summary.course, sums=sums)
 
 
 def steps_around(

@@ -812,7 +812,7 @@ class Run:
         Raises:
             RunBusyError: the run is being executed.
         """
-        return repair(self.store, self._seal, self.id, fsync=True, accept_loss=accept_loss)
+        return repair(*self._place, accept_loss=accept_loss)
 
     def copy_to(
         self, store: Any, *, restored: bool = False, wait: bool = False, messages: bool = False

@@ -303,9 +303,7 @@ def append_restored(journal: journals.Journal, facts: RunFacts) -> None:
         journal.append((Restored(time.time()), b""), head=facts._replace(restored=True))
 
 
-def repair(
-    store: Store, seal: Seal, run_id: str, *, fsync: bool, accept_loss: bool = False
-) -> Verification:
+def repair(store: Store, seal: Seal, run_id: str, *, accept_loss: bool = False) -> Verification:
     """Repair what can be repaired, and verify again.
 
     Args:
@@ -321,7 +319,7 @@ def repair(
     if not (before.records or before.lost) and (accept_loss or not before.effects):
         delete_run(store, seal, run_id)  # only marks are left: the next start begins from scratch
         return Verification(run_id, records=0, checkpoints=0)
-    with journals.owned_journal(store, seal, run_id, fsync=fsync) as journal:
+    with journals.owned_journal(store, seal, run_id) as journal:
         facts = journals.facts_of(store, seal, run_id)
         _set_aside(journal, before)
         journal.load(journals.Position(facts.pruned if facts else 0, None), tolerant=True)

@@ -86,7 +86,7 @@ def test_what_resuming_saved():
 
 def with_usage(count):
     """Reads records as they are read, the first outcomes as those of requests to a model."""
-    known = _reading.read_entries
+    known = _reading.entries_of
     usage = {"model": "m-1", "input_tokens": 30, "output_tokens": 20, "cost_usd": 0.5}
 
     def reading(*place):
@@ -103,7 +103,7 @@ def with_usage(count):
 def test_by_model(monkeypatch):
     """Models come from the records of requests; what other steps spent has a row of its own."""
     agent(2.0)
-    monkeypatch.setattr(_reading, "read_entries", with_usage(1))
+    monkeypatch.setattr(_reading, "entries_of", with_usage(1))
     _, named = rows("model")
     assert (named["m-1"].usd, named["m-1"].tokens, named["m-1"].steps) == (0.5, 50, 1)
     assert (named["other steps"].usd, named["other steps"].tokens) == (2.5, 250)
@@ -127,7 +127,7 @@ def test_what_there_is_no_time_for_is_said(page, monkeypatch):
 def test_a_run_that_is_too_long(monkeypatch):
     """A very long run is read for a moment; what is not read has a row, and the page says so."""
     agent(2.0)
-    monkeypatch.setattr(_reading, "read_entries", with_usage(2))
+    monkeypatch.setattr(_reading, "entries_of", with_usage(2))
     monkeypatch.setattr(_reading, "_OFTEN", 3)  # looks at the time at the second outcome
     monkeypatch.setattr(_reading, "_SECONDS", 1000.0)
     assert rows("model")[1]["m-1"].tokens == 100
