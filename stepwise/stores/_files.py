@@ -382,12 +382,6 @@ _NOTE_AT = 2 * _SLOT
 _LENGTH = struct.Struct("<I")
 
 
-class _File:
-    def __init__(self, descriptor: int, marks: bytes) -> None:
-        self.descriptor = descriptor
-        self.marks = marks  # the two newest marks
-
-
 class Marks:
     """The mark files of one store, by run; each stays open until its run is given up.
 
@@ -398,7 +392,7 @@ class Marks:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._mutex = threading.RLock()
-        self._open: dict[str, _File] = {}
+        self._open: dict[str, tuple[int, bytes]] = {}  # descriptors, and the two newest marks
         forget_in_child(self)
 
     def read(self, run: str) -> tuple[list[bytes], bytes]:
@@ -416,22 +410,23 @@ class Marks:
     def mark(self, run: str, mark: bytes) -> None:
         """Write a mark after the newest one, and drop the oldest."""
         with self._mutex:
-            file = self._open.get(run) or self._file(run)
-            file.marks = file.marks[_SLOT:] + mark.ljust(_SLOT, b"\0")
-            os.pwrite(file.descriptor, file.marks, 0)  # within a sector, so that it cannot be torn
+            descriptor, marks = self._open.get(run) or self._file(run)
+            marks = marks[_SLOT:] + mark.ljust(_SLOT, b"\0")
+            self._open[run] = descriptor, marks
+            os.pwrite(descriptor, marks, 0)  # within a sector, so that it cannot be torn
 
     def note(self, run: str, note: bytes) -> None:
         """Replace the note of a run."""
         with self._mutex:
-            file = self._open.get(run) or self._file(run)
-            os.pwrite(file.descriptor, _LENGTH.pack(len(note)) + note, _NOTE_AT)
+            descriptor, _ = self._open.get(run) or self._file(run)
+            os.pwrite(descriptor, _LENGTH.pack(len(note)) + note, _NOTE_AT)
 
     def close(self, run: str) -> None:
         """Close the file of a run."""
         with self._mutex:
             file = self._open.pop(run, None)
             if file is not None:
-                os.close(file.descriptor)
+                os.close(file[0])
 
     def delete(self, run: str) -> None:
         """Delete the file of a run, durably."""
@@ -445,14 +440,12 @@ class Marks:
         self._mutex = threading.RLock()
         self._open = {}
 
-    def _file(self, run: str) -> _File:
-        found = self._open.get(run)
-        if found is None:
-            os.makedirs(self._folder, 0o700, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(self._path(run), flags, 0o600)
-            marks = os.pread(descriptor, _NOTE_AT, 0).ljust(_NOTE_AT, b"\0")
-            found = self._open[run] = _File(descriptor, marks)
+    def _file(self, run: str) -> tuple[int, bytes]:
+        os.makedirs(self._folder, 0o700, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._path(run), flags, 0o600)
+        marks = os.pread(descriptor, _NOTE_AT, 0).ljust(_NOTE_AT, b"\0")
+        found = self._open[run] = descriptor, marks
         return found
 
     def _path(self, run: str) -> str:

@@ -100,36 +100,35 @@ class MemoryStore:
             return self._runs.get(run_id, _StoredRun()).head
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
-        with self._lock:
-            heads = [run.head for run in self._runs.values() if run.head is not None]
         return (
             head
-            for head in heads
+            for head in self._heads()
             if workflow in (None, head.workflow) and not (unfinished and _is_not_open(head))
         )
+
+    def _heads(self) -> list[Head]:
+        """Return all heads, of the oldest run first."""
+        with self._lock:
+            runs = sorted(self._runs.values(), key=lambda run: run.place)
+            return [run.head for run in runs if run.head is not None]
 
     def newest_heads(
         self, *, unfinished: bool = False, words: Words = (), before: str = ""
     ) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
-        with self._lock:
-            found = sorted(self._runs.values(), key=lambda run: -run.place)
-            if before:
-                last = self._runs.get(before, _StoredRun()).place
-                found = [run for run in found if run.place < last]
-            heads = [run.head for run in found if run.head is not None]
+        heads = self._heads()
+        if before:
+            ids = [head.run_id for head in heads]
+            heads = heads[: ids.index(before)] if before in ids else []
         return (
             head
-            for head in heads
+            for head in reversed(heads)
             if not (unfinished and _is_not_open(head)) and has_words(head, words)
         )
 
     def due_heads(self, workflow: str) -> Iterator[Head]:
         """Yield the heads of a workflow's runs that are to begin, the earliest first."""
-        with self._lock:
-            runs = sorted(self._runs.values(), key=lambda run: run.place)
-        heads = (run.head for run in runs if run.head is not None)
-        due = ((head.due, head) for head in heads if head.workflow == workflow)
+        due = ((head.due, head) for head in self._heads() if head.workflow == workflow)
         found = [(at, head) for at, head in due if at is not None]
         return (head for _, head in sorted(found, key=lambda each: each[0]))
 
@@ -142,9 +141,7 @@ class MemoryStore:
 
     def count_heads(self, words: Words = ()) -> int:
         """Return the number of runs whose heads have these words, child runs included."""
-        with self._lock:
-            heads = [run.head for run in self._runs.values()]
-        return sum(head is not None and has_words(head, words) for head in heads)
+        return sum(has_words(head, words) for head in self._heads())
 
     def marks(self, run_id: str) -> list[bytes]:
         return []  # marks end with their runs

@@ -405,8 +405,8 @@ def test_runs_that_begin_at_once_can_all_be_resumed_inside(monkeypatch):
             second[0].join(0.3)  # it waits: its function is not there yet
         return build(*arguments)
 
-    build = definition.rewrite.build
-    monkeypatch.setattr(definition.rewrite, "build", slowly)
+    build = definition.build
+    monkeypatch.setattr(definition, "build", slowly)
 
     @workflow
     def agent(n):
