@@ -20,10 +20,10 @@ At each checkpoint, the pickler of the variables calls :meth:`References.identit
 A node of a known value becomes a reference; a long list becomes its parts, chunks and the items in
 between.  Buffers that pickle hands out are offered to :meth:`References.takes`.
 
-Some hundred values are watched together, as a *group*: one look takes some nanoseconds for each
-slot.  Only if the look finds a change are the changed values searched for.  On resume the
-records of a chunk are read, verified and loaded in one go, and form one group.  Each payload is
-released once it is loaded, so that no value is in memory twice.
+Some hundred results that chunks refer to are watched together, as a *group*: one look takes some
+nanoseconds for each slot.  Only if the look finds a change are the changed values searched for.  On
+resume the records of a chunk are read, verified and loaded in one go, and form one group.  Each
+payload is released once it is loaded, so that no value is in memory twice.
 
 Rejected: one digest over a range of records in the chunk that refers to them (their bytes are no
 longer at hand when the chunk is made; verifying takes 3 us of the 11 us that a result of 1 KB takes
@@ -555,7 +555,7 @@ class KnownValues:
         self._waiting = 0
         self._values: dict[int, StoredValue] = {}
         self._groups: set[Group] = set()
-        self._newest = Group()  # takes new values until it is large
+        self._newest = Group()  # takes values that chunks refer to, until it is large
         self._loose: dict[int, StoredValue] = {}  # records that no chunk refers to
         self._chunks: dict[int, StoredValue] = {}
         self._starts: dict[int, StoredValue] = {}  # the newest chunk by the id of its first item
@@ -638,12 +638,22 @@ class KnownValues:
 
     def _watch(self, known: StoredValue, watch: Watch) -> None:
         """Watch a new value, by a watch that began before the value was stored."""
-        if not known.changes:
+        if known.changes:
+            self._groups.add(Group([known], watch))
+
+    def _join(self, known: StoredValue) -> None:
+        """Watch a value that a chunk refers to together with others: it is seldom dropped.
+
+        A group is watched anew whenever one of its values is dropped.
+        """
+        group = known.group
+        if group is None or len(group.numbers) > 1 or group is self._newest:
             return
         if self._newest not in self._groups or self._newest.watch.count >= BLOCK:
             self._newest = Group()
             self._groups.add(self._newest)
-        self._newest.take(known, watch)
+        self._groups.discard(group)
+        self._newest.take(known, group.watch)
 
     def drop(self, gone: Iterable[StoredValue]) -> None:
         """Forget known values, and the chunks that refer to them."""
@@ -754,8 +764,11 @@ class KnownValues:
         number, sealed, chunk = self._sealed(Chunk(list(used.records), list(used.chunks), payload))
         known = StoredValue(-number, tree, chunk, tuple(depends.values()))
         known.sealed = sealed
+        loose = [each for each in known.depends if each.number in self._loose]
         self._add(known)
         self._watch(known, watch)
+        for each in loose:
+            self._join(each)
         return known
 
     def buffer(self, content: bytes) -> StoredValue | None:
