@@ -205,7 +205,7 @@ def _append(call: Invocation, seal: Any, epoch: int, due: float, *, limited: boo
             f"recorded arguments: {error}",
             type_name="",
         ) from error
-    _refuse_code_of_script(call, started, bytes(payload), facts)
+    _check_code_of_script(call, started, bytes(payload), facts)
     store, fsync = call.store, call.fsync
     journal = journals.Journal(store, seal, call.run_id, epoch, fsync=fsync, marks=False)
     if call.explicit:
@@ -220,25 +220,38 @@ def _append(call: Invocation, seal: Any, epoch: int, due: float, *, limited: boo
     )
 
 
-def _refuse_code_of_script(
+def _check_code_of_script(
     call: Invocation, started: Started, payload: bytes, facts: RunFacts
 ) -> None:
     """Refuse arguments that need code of the submitting script: another process has another one.
 
-    A program without a file, such as a notebook, can begin runs of its own workflows alone.
+    A workflow of the script itself is begun by ``recover()`` in that script all the same.
     """
     if b"__main__" not in payload or started.form == JSON:
         return
-    if call.callee.workflow.function.__module__ == "__main__" and not file_of("__main__"):
-        return
     seen = Loadable("")
     seen.look(payload)
-    if seen.of_script:
-        raise errors.NotRecordableError(
-            f"{facts.label}.submit({facts.arguments}): another process begins the run, and lacks "
-            f"{', '.join(seen.of_script)} of this script. Define what the arguments need in a "
-            "module that both import, or give plain data",
-            type_name="",
+    if not seen.of_script:
+        return
+    lacks = ", ".join(seen.of_script)
+    if call.callee.workflow.function.__module__ == "__main__":
+        if file_of("__main__"):  # a notebook's runs are begun in the notebook anyway
+            _tell_of_script(facts.label, lacks)
+        return
+    raise errors.NotRecordableError(
+        f"{facts.label}.submit({facts.arguments}): another process begins the run, and lacks "
+        f"{lacks} of this script. Define what the arguments need in a module that both import, or "
+        "give plain data",
+        type_name="",
+    )
+
+
+@reports
+def _tell_of_script(label: str, lacks: str) -> None:
+    if _is_first((label, lacks)):
+        notice(
+            f"{label}.submit() recorded a run that needs {lacks} of this script, which stepwise up "
+            "lacks: only recover() in this script can begin it. Define that in a module instead"
         )
 
 
