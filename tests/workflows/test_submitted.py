@@ -342,6 +342,7 @@ def job(what):
     return type(what).__name__
 
 if __name__ == "__main__":
+    stepwise.configure(quiet=False)
     for _ in range(2):
         job.submit(Order())
     print([each.result() for each in stepwise.recover(job)])
