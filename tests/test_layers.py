@@ -49,7 +49,7 @@ ONLY_IN = {
         "stepwise.integrations",
         "stepwise.testing",
     },
-    "cronsim": {"stepwise._workflows.instants"},
+    "cronsim": {"stepwise._workflows.schedule_times"},
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores"},
@@ -98,7 +98,7 @@ MAY_IMPORT = {
         "stores._files stores._group_commit stores._locks stores._postgres_presence"
     ),
     "cli": (
-        "_display _execution.process_memory _journal.signatures _runs _runtime.limits "
+        "_display _execution.process_memory _journal.signatures _runs _runtime.system_limits "
         "_runtime.messages _workflows.preflight _workflows.rerun "
         "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
     ),

@@ -3,6 +3,6 @@
 The modules, each importing only from those before it::
 
     ray_executor doubt edited driver prompted call recording async_driver executors awaitables
-    waiting approvals branching refusals limited cached emitting streams steps edits parallel
+    waiting approvals branching rate_limits limited cached emitting streams steps edits parallel
     compensation
 """

@@ -25,8 +25,8 @@ from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._calls.waiting import check_may_wait
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Origin
-from stepwise._journal.course import Asked
 from stepwise._journal.records import ADOPTED, ANSWER, COLLECT, REFUSE, Call
+from stepwise._journal.run_facts import Asked
 from stepwise._matching.pool import Match, Verdict
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise.errors import ConfigurationError, EffectRefusedError

@@ -61,7 +61,7 @@ from stepwise._journal.records import (
     StepStatus,
     Sums,
 )
-from stepwise._matching.held import NOTHING_WATCHED, Watched
+from stepwise._matching.in_flight import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import (
     FRESH,
     AnyCaller,
@@ -76,9 +76,9 @@ from stepwise._matching.subjects import Identity
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.events import heard
 from stepwise._runtime.interrupts import sigterms
-from stepwise._runtime.limits import ran_out, stopped
 from stepwise._runtime.messages import count, notice, reports, warn
 from stepwise._runtime.retries import Attempts
+from stepwise._runtime.system_limits import ran_out, stopped
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.preview import Hiding
 from stepwise._values.unpickling import Data
@@ -97,7 +97,7 @@ from stepwise.errors import (
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
     from stepwise._execution.changes import Recorded
-    from stepwise._execution.looking import Replay
+    from stepwise._execution.replaying import Replay
 
 
 # -- retrying -------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union
 
 from stepwise._identity.identity import compensation_key, shown_parts
-from stepwise._journal.course import Stop
 from stepwise._journal.journal import Journal
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Stopped
+from stepwise._journal.run_facts import Stop
 from stepwise._matching.pool import Match, differences, ruling_on
 from stepwise._runtime import settings
 from stepwise._runtime.facts import public

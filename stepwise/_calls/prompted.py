@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._execution.active_run import ActiveRun
-from stepwise._execution.looking import Replay
+from stepwise._execution.replaying import Replay
 from stepwise._execution.viewer import view
 from stepwise._journal.journal import Position, read_entries
 from stepwise._journal.projection import Calls

@@ -32,15 +32,15 @@ from stepwise._identity.identity import FUNCTION, Key, Parameters, captured, lab
 from stepwise._identity.module_names import canonical_module, holds_name
 from stepwise._identity.versions import Version
 from stepwise._journal.records import WAITS, Call
-from stepwise._matching.held import Watched
+from stepwise._matching.in_flight import Watched
 from stepwise._matching.subjects import Identity, Subjects
 from stepwise._rewrite.source import Source, capture
 from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached, process_lock
-from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import caller, fold, reports, warn
 from stepwise._runtime.retries import Attempts, Backoff, RetryOn
 from stepwise._runtime.settings import Cache
+from stepwise._runtime.system_limits import stopped
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
 from stepwise._values.preview import Redact
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from stepwise._calls.doubt import CompletedCall, InDoubt
     from stepwise._calls.limited import Limit
-    from stepwise._calls.refusals import LeftOfLimit
+    from stepwise._calls.rate_limits import LeftOfLimit
 
 
 # -- caches ---------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ class Step(Performer):
 
     def cache_key(self, made: Performance) -> tuple[str, str]:
         """Return the key of a call; or an empty key, and why the call has none."""
-        from stepwise._identity.coded import key_of_values
+        from stepwise._identity.cache_keys import key_of_values
         from stepwise._identity.following import code_of
 
         identity, codec = made.identity, made.scope.run.codec

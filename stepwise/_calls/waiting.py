@@ -44,7 +44,7 @@ from stepwise.errors import (
 )
 
 if TYPE_CHECKING:
-    from stepwise._execution.watching import RunWatch
+    from stepwise._execution.message_watcher import RunWatch
     from stepwise._journal.inbox import Message
 
 
@@ -126,7 +126,7 @@ def waited(
 
 def _watch(active: ActiveRun) -> RunWatch:
     """Wake the waiting calls when a message for the run may have arrived."""
-    from stepwise._execution.watching import watcher  # on use: few programs wait
+    from stepwise._execution.message_watcher import watcher  # on use: few programs wait
 
     def ring() -> None:
         active.inbox.ring()

@@ -2,6 +2,7 @@
 
 The modules, each importing only from those before it::
 
-    process_memory failures location changes outcomes concurrency watching waits turns budget
-    account emissions frames looking active_run inputs tasks suspension viewer loadable
+    process_memory failures location changes outcomes concurrency message_watcher waits
+    limit_turns budget account emissions frames replaying active_run inputs tasks suspension
+    viewer loadable
 """

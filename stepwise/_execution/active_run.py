@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from stepwise._execution.budget import Budget
     from stepwise._execution.emissions import Emissions
     from stepwise._execution.frames import FrameRecorder
-    from stepwise._execution.looking import Replay
-    from stepwise._execution.watching import RunWatch
+    from stepwise._execution.message_watcher import RunWatch
+    from stepwise._execution.replaying import Replay
     from stepwise._identity.versions import Version
     from stepwise._journal.inbox import Message
     from stepwise._runtime.event import Kind
@@ -366,7 +366,7 @@ class Steering:
             run.inbox.ring()
             for message in _messages(run.inbox):
                 if message.kind == "cancel" and message.number > facts.cancels:
-                    from stepwise._journal.course import asked_by  # on use
+                    from stepwise._journal.run_facts import asked_by  # on use
 
                     record = records.Cancelling(
                         message.by, message.note, message.number, time.time()

@@ -22,8 +22,8 @@ from stepwise._changes.layouts import LEAF, layout_of
 from stepwise._changes.snapshots import Path, Snapshot, follow, path_text
 from stepwise._checkpoints import variables
 from stepwise._checkpoints.given import COLLECTIONS, Surroundings
-from stepwise._matching.attributed import SHARED, CallChanges, undecided
-from stepwise._matching.held import Targets
+from stepwise._matching.changes_of_calls import SHARED, CallChanges, undecided
+from stepwise._matching.in_flight import Targets
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import reports, warn
 from stepwise._values import codec as _codec

@@ -50,7 +50,7 @@ from stepwise._runtime.messages import count, notice, reports, warn
 from stepwise.errors import OutsideRunError, UnrecordedCallWarning
 
 if TYPE_CHECKING:
-    from stepwise._execution.looking import TypedThread
+    from stepwise._execution.replaying import TypedThread
 
 # -- other tasks ----------------------------------------------------------------------------------
 

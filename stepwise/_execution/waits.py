@@ -21,7 +21,7 @@ from stepwise._runtime.clock import End, elapsed
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
-    from stepwise._execution.watching import RunWatch
+    from stepwise._execution.message_watcher import RunWatch
     from stepwise._journal.inbox import Inbox, Message
 
 

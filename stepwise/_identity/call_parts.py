@@ -30,8 +30,8 @@ from typing import Any
 
 from stepwise._identity import identity
 from stepwise._identity.clients import field, fields_of, is_foreign
+from stepwise._identity.held_parts import MISSING, Holder, leaves_of
 from stepwise._identity.module_names import canonical_module
-from stepwise._identity.sights import MISSING, Holder, leaves_of
 from stepwise._runtime.forks import cached
 from stepwise._values import digest
 from stepwise._values.digest import assigned_in, cell_content, shape_of

@@ -55,8 +55,8 @@ from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.interrupts import Uninterrupted
-from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import Once, notice, shell_word
+from stepwise._runtime.system_limits import stopped
 from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
@@ -1273,7 +1273,7 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> records.RunFacts | None:
     def derived(
         start: Position | None = None, facts: records.RunFacts | None = None
     ) -> records.RunFacts | None:
-        from stepwise._journal.course import derive_facts  # imported on use: few heads need it
+        from stepwise._journal.run_facts import derive_facts  # imported on use: few heads need it
 
         return derive_facts(run_id, read_entries(store, seal, run_id, start), facts)
 

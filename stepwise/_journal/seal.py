@@ -42,7 +42,7 @@ from typing import Any
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._runtime.limits import check_folder, make_private, read_trusted, unusable
+from stepwise._runtime.system_limits import check_folder, make_private, read_trusted, unusable
 from stepwise._values.unpickling import Data, Pieces
 from stepwise.errors import ConfigurationError
 from stepwise.stores.base import FORMAT

@@ -28,7 +28,7 @@ from stepwise.errors import RunStopped
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
-    from stepwise._journal.course import Course
+    from stepwise._journal.run_facts import Course
 
 
 # -- summary --------------------------------------------------------------------------------------
@@ -57,7 +57,9 @@ class Summary(Projection):
     """
 
     def __init__(self, others: Any = (), course: Any = (), **facts: Any) -> None:
-        from stepwise._journal.course import Course  # imported on use: short runs have no summary
+        from stepwise._journal.run_facts import (
+            Course,  # imported on use: short runs have no summary
+        )
 
         self.position: list[Any] = [0, "", 0]
         self.calls: list[list[int]] = []

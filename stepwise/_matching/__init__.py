@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    held attributed subjects pool
+    in_flight changes_of_calls subjects pool
 """

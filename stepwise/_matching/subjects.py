@@ -13,10 +13,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepwise._identity.held_parts import Holder, Sight, Sights, class_text
 from stepwise._identity.identity import CLASS, FUNCTION, Parameters
-from stepwise._identity.sights import Holder, Sight, Sights, class_text
 from stepwise._journal.records import Call
-from stepwise._matching.held import Held, InFlight, Targets, Watched, let_go_of, roots_of
+from stepwise._matching.in_flight import Held, InFlight, Targets, Watched, let_go_of, roots_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values import digest
 from stepwise._values.trees import reference
@@ -105,7 +105,7 @@ class Subject:
 
 
 if TYPE_CHECKING:
-    from stepwise._matching.attributed import CallChanges
+    from stepwise._matching.changes_of_calls import CallChanges
 
 
 class _Left(NamedTuple):
@@ -388,7 +388,7 @@ class Subjects:
             unchanged = self._flying.is_unchanged(held)
             if unchanged and not identity.noted:
                 return None
-            from stepwise._matching.attributed import (  # on use: few calls change anything
+            from stepwise._matching.changes_of_calls import (  # on use: few calls change anything
                 CallChanges,
                 changes_of,
             )

@@ -36,5 +36,5 @@ boundaries, and can begin at one::
 
 The modules, in import order: each imports only from those before it::
 
-    source positions ahead frame bound_once scope transform build cells reading decorators
+    source positions statement_calls frame bound_once scope transform build cells reading decorators
 """

@@ -45,8 +45,8 @@ from collections import Counter
 from collections.abc import Iterable
 from types import CodeType, FunctionType
 
-from stepwise._rewrite import ahead as look_ahead
 from stepwise._rewrite import scope
+from stepwise._rewrite import statement_calls as look_ahead
 from stepwise._rewrite.bound_once import made_by_calls
 from stepwise._rewrite.positions import TRIES, any_calls, calls, opens
 from stepwise._rewrite.scope import released

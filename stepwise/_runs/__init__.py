@@ -3,6 +3,6 @@
 The modules, each importing only from those before it::
 
     steps sources paths branch_rows overview messages fork branching questions why verify copying
-    streaming run replica portable starting export housekeeping limits cache census retention
+    streaming run replica portable starting export maintenance limits cache census retention
     schedules finding doctor
 """

@@ -21,11 +21,11 @@ from stepwise._display import render
 from stepwise._execution.account import pooled
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import KnownWorkflow, known_workflow
-from stepwise._journal.course import superseded
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal
 from stepwise._journal.log import Bell
 from stepwise._journal.records import ADOPTED, Adopted, RunFacts, Superseded
+from stepwise._journal.run_facts import superseded
 from stepwise._runs.branch_rows import (
     BranchRows,
     effects_text,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepwise._display.terminal import ago, elided, line_of
-from stepwise._runs.housekeeping import store_url
+from stepwise._runs.maintenance import store_url
 from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run, each_listed, get_run, listed
 from stepwise._runs.steps import UNFINISHED, StepRecord

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from stepwise import errors
 from stepwise._execution.active_run import branch_around, cancelled_error, current_scope, live_runs
 from stepwise._execution.waits import Taken
-from stepwise._journal.course import Questions, asked_by
 from stepwise._journal.inbox import Inbox, Message, MessageKind, this_person
 from stepwise._journal.journal import Journal, Position, entries_of, facts_of
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell
 from stepwise._journal.projection import Calls, met_messages
 from stepwise._journal.records import OVER, Cancelling, Ended, RunFacts
+from stepwise._journal.run_facts import Questions, asked_by
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import open_waits
 from stepwise._runs.steps import facts_to_go_on, gone, newest_checkpoint

@@ -14,11 +14,11 @@ from stepwise._display.render import RunShown
 from stepwise._execution.active_run import live_runs
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import pending
-from stepwise._journal.course import Course, own_seconds
 from stepwise._journal.journal import Lost, Position, facts_of, is_ready, noted_calls, read
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import Calls, Places, given_up
 from stepwise._journal.records import NO_SUMS, Entry, RunFacts, Sums, difference, together
+from stepwise._journal.run_facts import Course, own_seconds
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import Summary, followed, spent_facts, with_unclear
 from stepwise._runs import steps as run_steps

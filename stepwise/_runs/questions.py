@@ -13,7 +13,6 @@ from stepwise._display.render import buttons, question_text, questions_html
 from stepwise._display.terminal import when
 from stepwise._execution.outcomes import settled
 from stepwise._journal import signatures
-from stepwise._journal.course import Asked, Questions, Stop, stops_in
 from stepwise._journal.inbox import Inbox, Message, this_person
 from stepwise._journal.journal import Journal, entries_of, facts_of
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
@@ -27,6 +26,7 @@ from stepwise._journal.records import (
     Ruled,
     RunFacts,
 )
+from stepwise._journal.run_facts import Asked, Questions, Stop, stops_in
 from stepwise._journal.seal import Seal
 from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise._runs.messages import deliver, ended_error

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from stepwise._execution.looking import Request
+from stepwise._execution.replaying import Request
 from stepwise._journal.journal import place_of_run
 from stepwise._journal.lease import describe_owner
 from stepwise._runs.run import Run, get_run

@@ -23,7 +23,6 @@ from stepwise._execution.inputs import inputs_name
 from stepwise._execution.suspension import pending
 from stepwise._execution.viewer import attempts_with_frames, view, view_frames, view_inputs
 from stepwise._identity.identity import shown_part, shown_parts
-from stepwise._journal.course import Course, Stop, stops_in
 from stepwise._journal.journal import (
     Position,
     entries_of,
@@ -36,6 +35,7 @@ from stepwise._journal.journal import (
 from stepwise._journal.lease import is_served
 from stepwise._journal.projection import Calls, Places
 from stepwise._journal.records import OVER, Call, Entry, RunFacts
+from stepwise._journal.run_facts import Course, Stop, stops_in
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
 from stepwise._journal.versions import recorded_versions

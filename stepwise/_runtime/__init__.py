@@ -3,5 +3,5 @@
 The modules, each importing only from those before it::
 
     facts clock retention settings store_urls interrupts messages asyncio_state forks event
-    events listening tracing limits retries options
+    events listening tracing system_limits retries options
 """

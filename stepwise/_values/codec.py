@@ -28,8 +28,8 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.limits import ran_out
 from stepwise._runtime.messages import fold, link, link_facts, linked_to, members, summary_of
+from stepwise._runtime.system_limits import ran_out
 from stepwise._values import data as _data
 from stepwise._values import trees
 from stepwise._values.preview import NO_SECRETS, Secrets, error_text, short_repr

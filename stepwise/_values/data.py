@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from stepwise._runtime.limits import ran_out
+from stepwise._runtime.system_limits import ran_out
 from stepwise.errors import ConfigurationError, NotRecordableError, UnreadableValueError
 
 # -- data -----------------------------------------------------------------------------------------

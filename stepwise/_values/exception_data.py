@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from stepwise._runtime import messages
-from stepwise._runtime.limits import ran_out
+from stepwise._runtime.system_limits import ran_out
 from stepwise._values.comparison import alike, held_twice
 from stepwise._values.preview import NO_SECRETS, Secrets, error_text
 from stepwise.errors import UnreadableValueError

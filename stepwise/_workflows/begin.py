@@ -68,7 +68,7 @@ from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
-from stepwise._matching.held import Watched
+from stepwise._matching.in_flight import Watched
 from stepwise._matching.subjects import Identity
 from stepwise._rewrite.positions import Points
 from stepwise._runtime import asyncio_state, settings, tracing
@@ -97,7 +97,7 @@ from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
     from stepwise._display.progress import Display
-    from stepwise._execution.turns import Turn
+    from stepwise._execution.limit_turns import Turn
     from stepwise._runs.run import Run
 
 
@@ -683,7 +683,7 @@ def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFac
     """Return the first record of a new run, with its payload, and the facts of the run."""
     # Imported on use: a resume needs neither, and should not become slower.
     from stepwise._execution.outcomes import record_inputs
-    from stepwise._journal.course import facts_at_start
+    from stepwise._journal.run_facts import facts_at_start
 
     parent = call.parent
     callee, workflow = call.callee, call.callee.workflow

@@ -31,7 +31,7 @@ from stepwise._calls.driver import Core, Result
 from stepwise._calls.prompted import not_on_record
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State
 from stepwise._execution.active_run import ActiveRun, debugged
-from stepwise._execution.looking import Looking, Request
+from stepwise._execution.replaying import Looking, Request
 from stepwise._execution.viewer import Placeholder, view_inputs
 from stepwise._journal.journal import facts_of, holds
 from stepwise._journal.projection import RecordedCall

@@ -32,8 +32,8 @@ from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import sigterms
-from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import kernel_shell, notice, reports, shell_word, warn
+from stepwise._runtime.system_limits import stopped
 from stepwise._values.codec import Encoded
 from stepwise._values.preview import preview
 from stepwise._workflows.definition import Callee
@@ -823,7 +823,7 @@ class _Steered:
             self._timer = self._loop.call_later(min(left, _LONGEST), self._keep_time)
 
     def _begin_watching(self) -> None:
-        from stepwise._execution.watching import watcher  # on use: most runs end before
+        from stepwise._execution.message_watcher import watcher  # on use: most runs end before
 
         journal = self._active.journal
         watch = watcher.watch(journal.store, journal.seal, journal.run_id, self._ring)

@@ -61,8 +61,8 @@ from stepwise._rewrite.source import FunctionNode
 from stepwise._rewrite.transform import Point, Rewritten
 from stepwise._runtime.events import heard
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.limits import stopped
 from stepwise._runtime.messages import Once, count, file_name, notice, reports, warn
+from stepwise._runtime.system_limits import stopped
 from stepwise._values.codec import PYTHON
 from stepwise._values.digest import cell_content, digest
 from stepwise._values.preview import error_text, preview

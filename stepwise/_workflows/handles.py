@@ -37,10 +37,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from stepwise import errors
 from stepwise._execution.active_run import current_scope, debugged, live_runs
+from stepwise._execution.message_watcher import RunWatch, watcher
 from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.process_memory import known_workflow, known_workflows, names_of
 from stepwise._execution.suspension import suspended_text
-from stepwise._execution.watching import RunWatch, watcher
 from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import facts_of, is_ready, open_head, read_entries, seal_for
 from stepwise._journal.projection import is_only_submitted
@@ -822,7 +822,7 @@ def debug_here(run: Run, **asked: Any) -> Any:
         ConfigurationError: this process does not know the workflow, or an event loop is running.
         RunStopped: the debugger was left.
     """
-    from stepwise._execution.looking import Request  # on use
+    from stepwise._execution.replaying import Request  # on use
 
     workflow = known_workflow(run.workflow).definition
     if workflow.is_coroutine and asyncio_state.loop_runs():

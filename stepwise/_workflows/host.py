@@ -49,7 +49,7 @@ from stepwise._journal.log import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, Resumed, RunFacts
 from stepwise._journal.seal import DamagedError, Seal, named
-from stepwise._matching.held import NOTHING_WATCHED, Watched
+from stepwise._matching.in_flight import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Identity
 from stepwise._rewrite.source import Source

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from stepwise._calls.limited import ask_for_run
-from stepwise._execution.turns import Turn
+from stepwise._execution.limit_turns import Turn
 from stepwise._runtime import clock
 from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.definition import Definition

@@ -33,7 +33,7 @@ from stepwise._checkpoints.checkpoints import (
 )
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.active_run import ActiveRun
-from stepwise._execution.looking import Replay
+from stepwise._execution.replaying import Replay
 from stepwise._execution.tasks import others_alive, others_may_claim
 from stepwise._execution.viewer import look_into, view, view_inputs
 from stepwise._journal.projection import RecordedCall

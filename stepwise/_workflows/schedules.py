@@ -31,7 +31,7 @@ from stepwise._runtime.messages import count
 from stepwise._runtime.options import OF_SCHEDULES
 from stepwise._values.preview import error_text
 from stepwise._workflows.definition import Definition
-from stepwise._workflows.instants import Instants
+from stepwise._workflows.schedule_times import Instants
 from stepwise._workflows.submitted import submit
 from stepwise.stores import Store, open_store
 

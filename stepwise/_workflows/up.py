@@ -58,10 +58,10 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise import errors
 from stepwise._execution.active_run import current_scope
+from stepwise._execution.limit_turns import Turn
 from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
-from stepwise._execution.turns import Turn
 from stepwise._execution.viewer import error_of
 from stepwise._journal.journal import facts_of, newest_mark, read_end, read_head, seal_for
 from stepwise._journal.lease import Lease, describe_owner, supervisor_name
@@ -76,8 +76,8 @@ from stepwise._runtime.event import Event
 from stepwise._runtime.events import listen
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import AFTER_SIGTERM
-from stepwise._runtime.limits import make_private, open_private
 from stepwise._runtime.messages import EX_TEMPFAIL, count, reports
+from stepwise._runtime.system_limits import make_private, open_private
 from stepwise._values.codec import decode_error, dump_code, encode_error, traceback_text
 from stepwise._values.preview import Secrets, error_text, preview
 from stepwise._values.unpickling import loads

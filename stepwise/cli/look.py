@@ -34,7 +34,7 @@ from stepwise._display.words import cached_text, resume_text, tries_text
 from stepwise._runs.branching import existing, origin_of
 from stepwise._runs.export import first_step, first_variable, html_page
 from stepwise._runs.finding import find_step, unsettled
-from stepwise._runs.housekeeping import store_url
+from stepwise._runs.maintenance import store_url
 from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.paths import JSON_ROOM, find, find_recorded, short, short_values, shown
 from stepwise._runs.portable import test_of, to_data
@@ -46,8 +46,8 @@ from stepwise._runs.steps import (
     begins_text,
 )
 from stepwise._runs.streaming import RunStream, shown_item
-from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import printable, shell_word
+from stepwise._runtime.system_limits import open_private
 from stepwise.cli import _command as cli
 from stepwise.errors import escaped
 from stepwise.integrations._model_calls import model_calls

@@ -15,9 +15,9 @@ import click
 import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display.terminal import Column, Terminal, Word
-from stepwise._runs import housekeeping
+from stepwise._runs import maintenance
 from stepwise._runs.copying import Copied, Copier, log_kind_of
-from stepwise._runs.housekeeping import store_url
+from stepwise._runs.maintenance import store_url
 from stepwise._runs.run import Listed
 from stepwise._runtime.messages import count, printable
 from stepwise.cli import _command as cli
@@ -87,7 +87,7 @@ def restore(*, as_json: bool) -> None:
     Its unfinished runs then ask about each side effect that is not recorded, before it happens.
     Runs that began after the backup are not in it: called again, they begin anew.
     """
-    found = housekeeping.put_back()
+    found = maintenance.put_back()
     if as_json:
         cli.echo_json({"store": store_url(), "runs": found})
         return
@@ -211,9 +211,9 @@ def prune(
             facts[each.run.id] = each.to_dict()
         return each
 
-    found = housekeeping.old_runs(time.time() - seconds, keep, limit, streams=streams)
+    found = maintenance.old_runs(time.time() - seconds, keep, limit, streams=streams)
     old = map(noted, found) if as_json else found
-    deleting = housekeeping.delete_each(old, streams=streams)
+    deleting = maintenance.delete_each(old, streams=streams)
     done = ((each, None) for each in old) if dry_run else deleting
     deleted: list[Listed] = []
     skipped = []
@@ -258,7 +258,7 @@ _MUCH = 64 << 20  # bytes
 
 
 def _tell_free() -> None:
-    free = housekeeping.free_space()
+    free = maintenance.free_space()
     if free >= _MUCH:
         cli.note(
             f"{_megabytes(free)} are free in the store for later runs; to give them back to the "
@@ -281,7 +281,7 @@ def compact(*, as_json: bool) -> None:
     For a moment this needs twice the space of the remaining runs.  Other programs need
     not be stopped; they wait for it.
     """
-    freed = housekeeping.compact()
+    freed = maintenance.compact()
     if as_json:
         cli.echo_json({"store": store_url(), "freed": freed})
     else:
@@ -347,10 +347,10 @@ def copy(
         raise click.UsageError("give RUNs, or --workflow, --status and --tag, not both")
     began = time.monotonic()
     how = {"restored": restored, "messages": messages, "wait": wait, "dry_run": dry_run}
-    copier = housekeeping.copier(target, **how)
+    copier = maintenance.copier(target, **how)
     names = [_name_of(each) for each in run_ids]
     if not names:
-        names = housekeeping.to_copy(workflow, status, tags)
+        names = maintenance.to_copy(workflow, status, tags)
         names += [] if chosen else copier.logs()
     found: list[Copied] = []
     rows = _rows(copier, names, found, dry_run=dry_run)
@@ -375,7 +375,7 @@ def _name_of(text: str) -> str:
     try:
         return cli.find_run(text).id
     except stepwise.RunNotFoundError:
-        if housekeeping.has_objects(text):
+        if maintenance.has_objects(text):
             return text
         raise
 

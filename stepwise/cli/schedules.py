@@ -8,7 +8,7 @@ import click
 
 from stepwise._display.terminal import Column, Word, when
 from stepwise._runs import schedules as of_store
-from stepwise._runs.housekeeping import store_url
+from stepwise._runs.maintenance import store_url
 from stepwise._runtime.messages import count
 from stepwise.cli._command import command, echo_json, note, show_table
 

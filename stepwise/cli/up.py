@@ -18,7 +18,7 @@ import click
 import stepwise
 from stepwise import Run
 from stepwise._display.terminal import Word
-from stepwise._runs.housekeeping import hand_down
+from stepwise._runs.maintenance import hand_down
 from stepwise._runs.starting import start_command
 from stepwise._workflows.up import Engine, Happening, RunOutput, Supervisor, Terms, stores_for
 from stepwise.cli import _command as cli

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepwise._calls.limited import Limit, Permit
-from stepwise._calls.refusals import left_of, refusal_of
+from stepwise._calls.rate_limits import left_of, refusal_of
 from stepwise._execution.account import amounts_of_usage
 from stepwise._runtime.clock import elapsed
 from stepwise.errors import ConfigurationError

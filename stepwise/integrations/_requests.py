@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
 from stepwise._calls.driver import Core, Result, drive, resume, run, until_body
 from stepwise._calls.emitting import emissions_of
-from stepwise._calls.refusals import LeftOfLimit, left_of, plain_headers
+from stepwise._calls.rate_limits import LeftOfLimit, left_of, plain_headers
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
 from stepwise._execution.account import amounts_of_usage

@@ -46,9 +46,9 @@ import wrapt  # type: ignore[import-untyped, unused-ignore]
 
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.limits import open_private
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._runtime.options import check_values
+from stepwise._runtime.system_limits import open_private
 from stepwise._values import codec
 from stepwise._values import digest as _digest
 from stepwise._workflows import host

@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Callable, Iterable
 
 from stepwise._runtime.forks import forget_in_child
-from stepwise._runtime.limits import distrusted, largest_file, make_private, met, way_out
+from stepwise._runtime.system_limits import distrusted, largest_file, make_private, met, way_out
 from stepwise._values.unpickling import Data, Pieces
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepwise._runtime.forks import forget_in_child, process_lock
-from stepwise._runtime.limits import unusable
+from stepwise._runtime.system_limits import unusable
 from stepwise.errors import StoreError
 from stepwise.stores.base import to_bytes
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepwise._runtime.forks import cached, forget_in_child
-from stepwise._runtime.limits import stopped
+from stepwise._runtime.system_limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import (
     Copy,

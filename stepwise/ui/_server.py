@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import uvicorn
 
-from stepwise._runs.housekeeping import check_there
+from stepwise._runs.maintenance import check_there
 from stepwise._runs.run import newest_heads
 from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError

@@ -15,9 +15,9 @@ import stepwise
 from stepwise import ApprovalDenied, ConfigurationError, StepNotFoundError, cli, tool, workflow
 from stepwise._calls.approvals import in_full
 from stepwise._journal import signatures as keys
-from stepwise._journal.course import Questions
 from stepwise._journal.inbox import Inbox
 from stepwise._journal.records import Answered, Intent
+from stepwise._journal.run_facts import Questions
 
 pytest.importorskip("cryptography", reason="needs the extra approvers")
 

@@ -22,7 +22,7 @@ from IPython.lib.pretty import pretty
 
 import stepwise
 from stepwise import ConfigurationError, Limit, spend, step, tool, workflow
-from stepwise._execution import turns
+from stepwise._execution import limit_turns
 from stepwise._journal import cache as caches
 from stepwise._journal.seal import load_seal
 from stepwise._runs.cache import cache_facts, clear_cache
@@ -392,7 +392,7 @@ def test_with_a_limit_and_recorded_arguments():
     _, _, run = twice(flow)
     assert done() == ["ask"]
     assert run.steps[0].inputs == {"question": "x"}
-    turns.settle()
+    limit_turns.settle()
 
 
 def test_side_effects_are_refused():

@@ -16,8 +16,8 @@ from harness import python, until
 import stepwise
 from stepwise import ConfigurationError, Limit, RunSuspended, step, tool, workflow
 from stepwise._calls.limited import figures_of
-from stepwise._calls.refusals import left_of, refusal_of
-from stepwise._execution import turns
+from stepwise._calls.rate_limits import left_of, refusal_of
+from stepwise._execution import limit_turns
 from stepwise._journal.journal import seal_for
 from stepwise._journal.limit_store import LIMITS, HolderLease, StoredLedger, is_dead, ledgers
 from stepwise._runtime import settings
@@ -32,7 +32,7 @@ def settled():
     """No thread of a test asks for another one's store."""
     made.clear()
     yield
-    turns.settle()
+    limit_turns.settle()
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -41,14 +41,14 @@ def place(request, tmp_path):
     store = open_store(f"{request.param}:{tmp_path}/store")
     stepwise.configure(store=store)
     yield store
-    turns.settle(store)
+    limit_turns.settle(store)
     store.close()
 
 
 def ledger(name="api"):
     """The ledger of a limit in the default store, after this process has reported."""
     store = open_store(settings.store())
-    turns.settle(store)
+    limit_turns.settle(store)
     return dict(ledgers(store, seal_for(store))).get(name)
 
 
@@ -470,7 +470,7 @@ def test_a_damaged_ledger_counts_as_used_up(tmp_path, told):
     with Limit("api", requests=5, per=600):
         pass
     store = open_store(settings.store())
-    turns.settle(store)
+    limit_turns.settle(store)
     from stepwise.stores.base import Owner
 
     epoch = store.acquire("limit:api", Owner(1, "here", 0.0))
@@ -490,7 +490,7 @@ def test_programs_with_other_figures(tmp_path, told):
     for limit in (old, new, new):
         with limit:
             pass
-        turns.settle()
+        limit_turns.settle()
     assert ledger().figures.requests == 7
     assert told().count("the newest count") == 1
     with old:

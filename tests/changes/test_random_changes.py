@@ -18,8 +18,8 @@ import stepwise
 from stepwise._changes.edits import Edit
 from stepwise._changes.snapshots import Snapshot, path_text
 from stepwise._execution.changes import Recorded, load_changes
-from stepwise._matching.attributed import changes_of
-from stepwise._matching.held import Held, Targets, Watched
+from stepwise._matching.changes_of_calls import changes_of
+from stepwise._matching.in_flight import Held, Targets, Watched
 from stepwise._values.codec import Codec
 
 

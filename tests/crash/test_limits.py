@@ -12,7 +12,7 @@ from harness import python
 import stepwise
 from stepwise import StepInDoubtError, StoreError, step, tool, workflow
 from stepwise._identity.identity import digest_part
-from stepwise._runtime import limits
+from stepwise._runtime import system_limits
 from stepwise.stores import _files, _locks
 
 
@@ -300,7 +300,7 @@ def test_a_store_without_memory(monkeypatch):
     @workflow
     def agent():
         with monkeypatch.context() as patched:
-            patched.setattr(Rows, "begin", none)
+            patched.setattr(Rows, "__enter__", none)
             try:
                 load()
             except Exception:
@@ -392,7 +392,10 @@ def test_what_ran_out(code, sqlite, way, tmp_path, monkeypatch):
 def test_no_open_files_left(home):
     """A lock or key file that cannot be opened since too many files are open says so."""
     error, path = OSError(errno.EMFILE, "Too many open files"), str(home / "file")
-    for told in (_locks._failed(path, error), limits.unusable("key file", path, error, "a way")):
+    for told in (
+        _locks._failed(path, error),
+        system_limits.unusable("key file", path, error, "a way"),
+    ):
         assert "too many open files: a limit of the process (ulimit -n)" in str(told)
         assert "another folder" not in str(told)
         assert "STEPWISE_HOME" not in str(told)

@@ -15,7 +15,7 @@ import stepwise
 import stepwise.http
 from stepwise import emit, step, wait_for, workflow
 from stepwise._journal.lease import Lease
-from stepwise._runs.housekeeping import delete_each, old_runs
+from stepwise._runs.maintenance import delete_each, old_runs
 from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError
 from stepwise.http._starting import Startable

@@ -816,7 +816,7 @@ OTHERS = [("key", 0o620), ("key", 0o602), ("", 0o777), ("", 0o720)]
 @pytest.mark.parametrize(("name", "mode"), OTHERS)
 def test_a_key_that_others_can_have_written(home, monkeypatch, name, mode):
     """A key that others may write, or replace, is refused by its path, with what mends it."""
-    monkeypatch.setattr("stepwise._runtime.limits._is_private", lambda gid: False)
+    monkeypatch.setattr("stepwise._runtime.system_limits._is_private", lambda gid: False)
     before = load_seal()
     (home / name).chmod(mode)
     with pytest.raises(ConfigurationError, match="others may write to it") as caught:

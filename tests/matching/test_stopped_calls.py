@@ -22,7 +22,6 @@ from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Wait, drive
 from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
-from stepwise._journal.course import stops_in
 from stepwise._journal.inbox import acting_as
 from stepwise._journal.records import (
     Call,
@@ -34,6 +33,7 @@ from stepwise._journal.records import (
     Ruled,
     Stopped,
 )
+from stepwise._journal.run_facts import stops_in
 from stepwise._matching.pool import Pool, Verdict
 
 pytestmark = [

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from sweeping import some
 
 from examples import sweep
+from stepwise._identity.held_parts import Holder, Sights, attribute, deepest, item
 from stepwise._identity.identity import Parameters
-from stepwise._identity.sights import Holder, Sights, attribute, deepest, item
 
 AGENTS = {
     "own class": """

@@ -52,7 +52,7 @@ _SCHEDULES = [
     ),
     _mutant(
         "in the hour that comes twice, a time of the day comes again",
-        "_workflows/instants.py",
+        "_workflows/schedule_times.py",
         "if found is not None and found > second:",
         "if found is not None:",
         "test_instants.py::test_asked_in_the_hour_that_comes_twice",
@@ -815,14 +815,14 @@ _WAITS = [
     ),
     _mutant(
         "the last death is not counted",
-        "_journal/course.py",
+        "_journal/run_facts.py",
         "return self.deaths + self.open, self.stuck + self.open",
         "return self.deaths, self.stuck",
         "test_supervisor.py::test_deaths_are_counted_from_the_journal",
     ),
     _mutant(
         "versions that take turns forget the deaths",
-        "_journal/course.py",
+        "_journal/run_facts.py",
         "self.deaths, self.stuck = self.other_deaths.pop(record.code, [0, 0])",
         "self.deaths, self.stuck = 0, 0",
         "test_supervisor.py::test_versions_that_take_turns_count_their_deaths",
@@ -1241,21 +1241,21 @@ _CACHE = [
     ),
     _mutant(
         "the code of an argument's class counts for nothing",
-        "_identity/coded.py",
+        "_identity/cache_keys.py",
         'return join(b"V", [encoded, *self._methods(cls)])',
         "return encoded",
         "test_cached.py::test_edits_are_other_calls",
     ),
     _mutant(
         "two equal objects count as one",
-        "_identity/coded.py",
+        "_identity/cache_keys.py",
         'return join(b"V", [encoded, b"%d" % known[1]])',
         "return encoded",
         "test_cached.py::test_two_names_of_one_object",
     ),
     _mutant(
         "a client of an SDK counts by its known fields alone",
-        "_identity/coded.py",
+        "_identity/cache_keys.py",
         "if held is not None:",
         "if False:",
         "test_cached.py::test_clients_count_by_all_that_they_hold",
@@ -1263,8 +1263,8 @@ _CACHE = [
     _mutant(
         "code of the submitting script is recorded, and up leaves its run",
         "_workflows/submitted.py",
-        "if seen.of_script:",
-        "if False:",
+        "if not seen.of_script:",
+        "if True:",
         "test_submitted.py::test_code_of_the_script_is_refused",
     ),
     _mutant(

@@ -10,7 +10,7 @@ from sweeping import WHOLE
 
 import stepwise
 from stepwise import emit, workflow
-from stepwise._runs.housekeeping import delete_each, old_runs
+from stepwise._runs.maintenance import delete_each, old_runs
 
 
 @pytest.fixture

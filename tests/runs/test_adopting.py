@@ -259,7 +259,7 @@ def test_an_adopted_branch_that_was_deleted():
 
 def test_pruned(monkeypatch):
     """An old base is deleted after its adopted branch."""
-    from stepwise._runs.housekeeping import delete_each, old_runs
+    from stepwise._runs.maintenance import delete_each, old_runs
 
     run = agent.options(run_id="base").execute("tides")
     branch = adopted(run)

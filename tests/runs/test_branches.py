@@ -143,7 +143,7 @@ def test_forget_names_the_branches():
 
 def test_prune_leaves_a_shared_run(monkeypatch):
     """``stepwise prune`` reports a run that branches share, and deletes it after them."""
-    from stepwise._runs.housekeeping import delete_each, old_runs
+    from stepwise._runs.maintenance import delete_each, old_runs
 
     run = agent.execute("tides")
     [branch] = run.branch(at=2, effects=answer)

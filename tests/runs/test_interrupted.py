@@ -13,8 +13,8 @@ from command import process
 import stepwise
 from stepwise import cli, step, tool, workflow
 from stepwise._display.render import run_text
-from stepwise._journal.course import derive_facts
 from stepwise._journal.journal import read, seal_for
+from stepwise._journal.run_facts import derive_facts
 
 pressed = []  # what the next "press" raises
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import stepwise
 from stepwise import cli, emit, step, workflow
 from stepwise._journal.stream import StreamLog
-from stepwise._runs.housekeeping import delete_each, old_runs
+from stepwise._runs.maintenance import delete_each, old_runs
 from stepwise.errors import ConfigurationError
 from stepwise.stores._rows import hashed
 

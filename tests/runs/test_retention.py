@@ -9,7 +9,7 @@ from harness import Watched, python
 
 import stepwise
 from stepwise import Limit, Retain, emit, step, workflow
-from stepwise._execution import turns
+from stepwise._execution import limit_turns
 from stepwise._journal import journal as journals
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease
@@ -328,7 +328,7 @@ def test_ledgers_of_idle_values():
     for each in (limit, limit.of("ann"), limit.of("bob")):
         with each:
             pass
-    turns.settle(store())
+    limit_turns.settle(store())
     at, seal = store(), seal_for(store())
     keeping()
     assert [name for name, _ in ledgers(at, seal)] == ["api", "api[ann]", "api[bob]"]
@@ -338,7 +338,7 @@ def test_ledgers_of_idle_values():
     assert [name for name, _ in ledgers(at, seal)] == ["api", "api[bob]"]
     with limit.of("ann"):
         pass
-    turns.settle(store())
+    limit_turns.settle(store())
     assert [name for name, _ in ledgers(at, seal)] == ["api", "api[ann]", "api[bob]"]
 
 
@@ -348,7 +348,7 @@ def test_a_ledger_of_a_dead_process():
     limit = Limit("api", requests=5, per=3600)
     with limit.of("ann"):
         pass
-    turns.settle(at)
+    limit_turns.settle(at)
     with StoredLedger(at, seal, "api[ann]").changing() as ledger:
         ledger.over.clear()
         ledger.claims["77/1.0"] = (2, 0)

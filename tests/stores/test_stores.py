@@ -227,7 +227,7 @@ def test_a_folder_of_somebody_else(folder, monkeypatch):
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_folder_that_others_may_write(folder, monkeypatch, mode):
     """A folder that others may write is refused with the command that mends it, then used."""
-    monkeypatch.setattr("stepwise._runtime.limits._is_private", lambda _: False)
+    monkeypatch.setattr("stepwise._runtime.system_limits._is_private", lambda _: False)
     folder.mkdir()
     folder.chmod(mode)
     with pytest.raises(StoreError, match=f"chmod go-w {folder}"):

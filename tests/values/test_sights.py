@@ -10,8 +10,8 @@ import weakref
 import pytest
 
 from stepwise import tool, workflow
+from stepwise._identity.held_parts import Holder, Sights
 from stepwise._identity.identity import Parameters, digest_part
-from stepwise._identity.sights import Holder, Sights
 from stepwise._values import digest as list_digest
 
 
@@ -111,7 +111,7 @@ def test_what_has_not_changed_is_not_digested_again(monkeypatch):
         sights.look(held_by(instance), set())
     digested = []
     monkeypatch.setattr(
-        "stepwise._identity.sights.digest_part",
+        "stepwise._identity.held_parts.digest_part",
         lambda *given: digested.append(given) or digest_part(*given),
     )
     before = sights.look(held_by(instance), set())

@@ -11,9 +11,9 @@ import pytest
 
 import stepwise
 from stepwise import StoreError, workflow
-from stepwise._execution import watching
+from stepwise._execution import message_watcher
 from stepwise._execution.active_run import current_scope
-from stepwise._execution.watching import Watcher
+from stepwise._execution.message_watcher import Watcher
 from stepwise._journal.log import Bell
 from stepwise._journal.seal import ephemeral_seal
 from stepwise.stores import open_store
@@ -64,7 +64,7 @@ def ended(thread):
 
 def test_a_ring_calls_the_watches_of_its_run(store, watcher, monkeypatch):
     """A watch is called at the beginning, and when somebody rings for its run."""
-    monkeypatch.setattr(watching, "SLOW_POLL", 3600.0)
+    monkeypatch.setattr(message_watcher, "SLOW_POLL", 3600.0)
     mine, other, settled = Called(), Called(), Called()
     with (
         watcher.watch(store, SEAL, "mine", mine),
@@ -91,7 +91,7 @@ def test_a_ring_calls_the_watches_of_its_run(store, watcher, monkeypatch):
 
 def test_a_lost_ring_costs_time_only(store, watcher, monkeypatch):
     """Every watch is called now and then without a ring."""
-    monkeypatch.setattr(watching, "SLOW_POLL", 0.2)
+    monkeypatch.setattr(message_watcher, "SLOW_POLL", 0.2)
     called = Called()
     with watcher.watch(store, SEAL, "job", called):
         called.wait(4)
@@ -101,7 +101,7 @@ def test_a_store_may_be_closed_after_the_last_look(watcher, monkeypatch):
     """``finish_look`` waits for a look in progress; the next one leaves out what is not watched."""
     looking, go_on, looks = threading.Event(), threading.Event(), []
     first, second = open_store("memory:first"), open_store("memory:second")
-    real = watching._WatchedStore.look
+    real = message_watcher._WatchedStore.look
 
     def look(watched, *how):
         if watched.store not in (first, second):  # what another test's runs still wait for
@@ -111,7 +111,7 @@ def test_a_store_may_be_closed_after_the_last_look(watcher, monkeypatch):
         assert go_on.wait(PATIENCE)
         return []
 
-    monkeypatch.setattr(watching._WatchedStore, "look", look)
+    monkeypatch.setattr(message_watcher._WatchedStore, "look", look)
     watches = [watcher.watch(each, SEAL, "job", Called()) for each in (first, second)]
     assert looking.wait(PATIENCE)
     thread = watcher._thread
@@ -129,12 +129,12 @@ def test_a_store_may_be_closed_after_the_last_look(watcher, monkeypatch):
 
 def test_a_round_calls_few_watches_at_a_look(store, watcher, monkeypatch):
     """Watches that nobody rang for are called a few at a time: a look costs each run a read."""
-    monkeypatch.setattr(watching, "POLL", 0.005)
-    monkeypatch.setattr(watching, "SLOW_POLL", 0.0)
+    monkeypatch.setattr(message_watcher, "POLL", 0.005)
+    monkeypatch.setattr(message_watcher, "SLOW_POLL", 0.0)
     called = Called()
     watches = [watcher.watch(store, SEAL, f"run {n}", called) for n in range(50)]
     called.wait(50)
-    looks, look = [], watching._WatchedStore.look
+    looks, look = [], message_watcher._WatchedStore.look
 
     def counted(watched, *how):
         found = look(watched, *how)
@@ -142,19 +142,19 @@ def test_a_round_calls_few_watches_at_a_look(store, watcher, monkeypatch):
             looks.append(found)
         return found
 
-    monkeypatch.setattr(watching._WatchedStore, "look", counted)
+    monkeypatch.setattr(message_watcher._WatchedStore, "look", counted)
     until = time.monotonic() + PATIENCE
     while len({each for found in looks[2:] for each in found}) < 50 and time.monotonic() < until:
         threading.Event().wait(0.01)
     for each in watches:
         each.close()
     assert {each for found in looks[2:] for each in found} == set(watches)
-    assert max(map(len, looks[2:])) == watching._SWEPT
+    assert max(map(len, looks[2:])) == message_watcher._SWEPT
 
 
 def test_moments(store, watcher, monkeypatch):
     """A watch is called when its moment has come; a closed one is not, and leaves nothing."""
-    monkeypatch.setattr(watching, "SLOW_POLL", 3600.0)
+    monkeypatch.setattr(message_watcher, "SLOW_POLL", 3600.0)
     called, late, closed = Called(), Called(), Called()
     now = time.time()
     watcher.watch(store, SEAL, "a", closed, until=now + 0.3).close()
@@ -167,7 +167,7 @@ def test_moments(store, watcher, monkeypatch):
         assert closed.last < now + 0.3 or closed.count <= 1  # a call that was in progress
     for _ in range(1_000):
         watcher.watch(store, SEAL, "a", int, until=time.time() + 3600).close()
-    assert len(watcher._moments) <= 2 * watching._SPARE
+    assert len(watcher._moments) <= 2 * message_watcher._SPARE
 
 
 def test_a_store_that_fails_is_asked_less_often(store, watcher, monkeypatch):
@@ -189,7 +189,7 @@ def test_a_store_that_fails_is_asked_less_often(store, watcher, monkeypatch):
             while len(failures) < 4 and time.monotonic() < until:
                 threading.Event().wait(0.01)
             gaps = [b - a for a, b in itertools.pairwise(failures[:4])]
-            assert all(gap >= 2 * watching.POLL * 2**n for n, gap in enumerate(gaps))
+            assert all(gap >= 2 * message_watcher.POLL * 2**n for n, gap in enumerate(gaps))
         called.wait(2)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from stepwise._identity.sights import Holder, Sight
+from stepwise._identity.held_parts import Holder, Sight
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.trees import ATOMS, reference
 

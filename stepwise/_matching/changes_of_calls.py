@@ -7,8 +7,8 @@ from typing import Any
 
 from stepwise._changes.edits import BEFORE, NEITHER, Edit, edit_of
 from stepwise._changes.snapshots import Changed, Path, Snapshot, follow, path_text, steps_of
-from stepwise._identity.sights import below
-from stepwise._matching.held import Held, Targets, roots_of
+from stepwise._identity.held_parts import below
+from stepwise._matching.in_flight import Held, Targets, roots_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.trees import ATOMS
 
