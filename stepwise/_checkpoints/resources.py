@@ -26,9 +26,6 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise.errors import ConfigurationError
 
-# -- resources ------------------------------------------------------------------------------------
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M")
