@@ -265,9 +265,8 @@ def damaged(run, name):
         (key,) = (key for key in cache.keys("o/", "o0") if key.endswith(name))
         data = bytearray(cache.get(key))
         data[70] ^= 1
-        cache.begin(durable=False)
-        cache.set(key, bytes(data))
-        cache.commit()
+        with cache.transaction(durable=False):
+            cache.set(key, bytes(data))
 
 
 def test_a_damaged_summary():
@@ -287,9 +286,8 @@ def test_records_that_are_gone():
     with run.store._lock:
         cache = run.store._opened()
         last = sorted(cache.keys("r/", "r0"))[-2]
-        cache.begin(durable=False)
-        cache.set(last, b"nothing")
-        cache.commit()
+        with cache.transaction(durable=False):
+            cache.set(last, b"nothing")
     text = told("show", run.id)
     assert f"1 record cannot be read: stepwise verify {run.id}" in text
 

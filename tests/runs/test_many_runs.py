@@ -248,8 +248,9 @@ def test_unfinished_runs_are_found_among_many(store, opened):
     stepwise.configure(suspend_after=0)
     with pytest.raises(RunSuspended):
         waiting(1)
+    run_id = waiting.run_id_for(1)
     opened.clear()
-    assert [each.id for each in stepwise.runs(status="suspended")] == [waiting.run_id_for(1)]
+    assert [each.id for each in stepwise.runs(status="suspended")] == [run_id]
     assert len(opened) == 1
 
 

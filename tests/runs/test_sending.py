@@ -411,9 +411,8 @@ def damage(run, number):
     """Change a message of a run's inbox."""
     with Inbox(run.store, run._seal, run.id)._log.owned():
         rows = run.store._opened()
-        rows.begin(durable=True)
-        rows.put_record(f"inbox:{run.id}", number, b"damaged")
-        rows.commit()
+        with rows.transaction(durable=True):
+            rows.put_record(f"inbox:{run.id}", number, b"damaged")
 
 
 @workflow
