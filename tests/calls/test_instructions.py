@@ -16,7 +16,7 @@ CEILINGS = {
     (3, 11): {
         # There is one way for a call, for a checkpoint and for a write.  A tenth are headers as
         # JSON; another tenth are four HMACs, which take less with instructions for SHA.
-        "memory: a step": 741,
+        "memory: a step": 760,  # 8 of them time the write, for metrics
         "disk: a step": 926,
         "disk: a step, a checkpoint every 1,000": 624,
         "disk: a side effect": 1309,  # its mark is kept beside the key, too
