@@ -233,6 +233,15 @@ def test_a_variable_that_is_not_there():
     assert len(stepwise.runs()) == 1
 
 
+def test_a_value_that_cannot_be_told_from_another():
+    """A variable's value without a digest is refused: an older branch would answer for it."""
+    run = agent.execute("tides")
+    for model in (lambda: "b", lambda: "c"):
+        with pytest.raises(stepwise.ConfigurationError, match=r"model=.*no importable name"):
+            run.branch(at=2, variations=[{"model": model}])
+    assert run.branches == []
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
