@@ -397,7 +397,7 @@ def _done(job: _ToScore, scorer: _Scorer, inputs: Mapping[str, Any]) -> dict[str
     try:
         made = branch._row({})
         row |= {name: made[name] for name in COLUMNS if name in made}
-        if row["status"] == "completed":
+        if branch.run._facts().status == "completed":  # also of a base that is superseded
             row["score"] = scorer(branch.run)
         elif row["status"] != "suspended":  # of which the result says what it proposes
             row |= {"error": row["result"], "result": ""}

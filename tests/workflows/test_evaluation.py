@@ -139,6 +139,16 @@ def test_a_run_that_was_executed_anew_is_scored_anew():
     assert scores(everything("base"))["base", "base"] == len("sent winds a a")
 
 
+def test_a_superseded_base_keeps_its_score():
+    """A base whose branch was adopted still has the score of what happened, and no error."""
+    run = agent.execute("tides")
+    [branch] = run.branch(at=1, variations=MODELS[:1], effects="collect")
+    branch.adopt()
+    row = everything(run)[0]
+    assert (row["status"], row["error"], row["result"]) == ("superseded", "", repr(run.result))
+    assert row["score"] == len("sent tides a a")
+
+
 def test_an_edited_score_is_made_anew():
     """A score with other code, or that holds another value, is another score."""
     agent("tides")
