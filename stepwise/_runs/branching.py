@@ -47,6 +47,7 @@ from stepwise._runtime.facts import public
 from stepwise._runtime.messages import printable
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
+from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped
 
 _OVER = ("completed", "failed", "cancelled")
@@ -111,14 +112,22 @@ class BranchPoint:
             )
 
     def id_of(self, place: int, variation: Mapping[str, Any], policy: str) -> str:
-        """Return the id of a branch: the same for the same point, variables and policy."""
+        """Return the id of a branch: the same for the same point, variables and policy.
+
+        Raises:
+            ConfigurationError: two values of a variable might not be told apart.
+        """
         last = self.source.shared(self.cut, self.loaded).at
         facts = [str(place), (last.link or b"").hex(), self.loaded.name if self.loaded else ""]
         for name, value in sorted(variation.items()):
             try:
                 facts += [name, digest.digest(value)]
-            except errors.DigestError:
-                facts.append(name)
+            except errors.DigestError as error:
+                raise ConfigurationError(
+                    f"run {self.run.id!r} cannot have a branch with {name}={preview(value)}, which "
+                    f"might be taken for that of another value: {error}. Give data, or a function "
+                    "that a module has by its name"
+                ) from error
         return f"{self.run.id}.{place + 1}-{digest.combine(policy, *facts)[:12]}"
 
 
@@ -376,12 +385,14 @@ def adopt(run: Any) -> None:
                 )
             if above is not None and not known:
                 of_base.append((record, b""), head=superseded(above, record))
+        if above is not None:  # before the branch is adopted: no call of the base looks again then
+            forward(run.store, run._seal, base)
         if facts.effects != ADOPTED:
             head = facts._replace(effects=ADOPTED, tally=None)
             journal.append((Adopted(who, now), b""), head=head)
     if above is not None:
-        forward(run.store, run._seal, base)
-        Bell(run.store, run._seal).ring(base)  # whoever waits for it goes on as the branch
+        for each in (base, run.id):  # whoever waits for either goes on as the branch
+            Bell(run.store, run._seal).ring(each)
     for run_id in branches_of(run.store, run._seal, base):
         if run_id != run.id:
             _close(type(run)(run.store, run_id, run._seal), f"branch {run.id} was adopted")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from stepwise._checkpoints.checkpoints import (
 )
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.outcomes import outcome
+from stepwise._execution.process_memory import known_workflow
 from stepwise._execution.viewer import look_into
 from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
@@ -130,10 +131,15 @@ def refuse_answered(store: Store, seal: Seal, facts: records.RunFacts, participl
 def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
     """Refuse to record the value of a secret as that of a variable.
 
+    The run has recorded the names of the secrets that its call gave; the workflow knows all.
+
     Raises:
         ConfigurationError: one of the variables is a secret argument of the run.
     """
-    secret = sorted({*facts.secrets.split()}.intersection(names))
+    declared: Collection[str] = ()
+    with suppress(errors.ConfigurationError):  # a workflow that this process does not know
+        declared = known_workflow(facts.workflow).definition.parameters.hiding.secret
+    secret = sorted({*facts.secrets.split(), *declared}.intersection(names))
     if secret:
         raise errors.ConfigurationError(
             f"{secret[0]!r} is a secret of run {facts.run_id!r}, which is never stored: give it "

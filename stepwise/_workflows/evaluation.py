@@ -1,7 +1,8 @@
 """``evaluate``: many recorded runs, each continued with variations, and a score for each result.
 
 The branches are those of ``Run.branch``.  A score is a run of its own, whose id follows from the
-scored run and from the code of the score: so it is made once, and anew when the score was edited.
+scored run, its end and the code of the score: so it is made once, and anew when the score was
+edited, or when the scored run was deleted and executed anew.
 
 Rejected: a record of the score in the branch.  The journal of a run that has ended stays as it is.
 """
@@ -34,7 +35,7 @@ from stepwise._execution.budget import Budget
 from stepwise._execution.process_memory import KnownWorkflow
 from stepwise._identity.following import version_of
 from stepwise._identity.identity import captured
-from stepwise._journal.journal import facts_of
+from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.records import RunFacts
 from stepwise._runs.branch_rows import shown_variables, variation_text
 from stepwise._runs.branching import (
@@ -140,7 +141,7 @@ def _version_of(judge: CalledFunction) -> str:
             facts.append(digest.digest(value))
         except DigestError:
             facts.append(type(value).__qualname__)
-    return digest.combine(*facts)[:12]
+    return digest.combine(*facts)
 
 
 class _Scorer:
@@ -167,8 +168,11 @@ class _Scorer:
         A run whose results come from a step that was edited since keeps them; another one begins.
         """
         store, seal = scored.store, scored._seal
+        end = read_end(store, seal, scored._facts())
+        result = end.ended.at if end is not None and end.ended is not None else None
+        version = digest.combine(self._version, f"{result}")[:12]
         for number in itertools.count(1):
-            run_id = f"{scored.id}.score-{self._version}{f'.{number}' if number > 1 else ''}"
+            run_id = f"{scored.id}.score-{version}{f'.{number}' if number > 1 else ''}"
             facts = facts_of(store, seal, run_id)
             if facts is None or not edits_in(store, seal, run_id):
                 break
@@ -368,10 +372,7 @@ def _names_of(variations: list[dict[str, Any]], facts: RunFacts) -> list[str]:
     names, known = [], dict[str, str]()
     for number, variation in enumerate(variations, 1):
         name = variation_text(shown_variables(facts, variation))
-        try:
-            identity = digest.digest(variation)
-        except DigestError:
-            identity = f"{number}"
+        identity = digest.digest(variation)
         is_other = known.setdefault(name, identity) != identity
         names.append(f"{name} (variation {number})" if is_other else name)
     return names
@@ -396,7 +397,7 @@ def _done(job: _ToScore, scorer: _Scorer, inputs: Mapping[str, Any]) -> dict[str
     try:
         made = branch._row({})
         row |= {name: made[name] for name in COLUMNS if name in made}
-        if row["status"] == "completed":
+        if branch.run._facts().status == "completed":  # also of a base that is superseded
             row["score"] = scorer(branch.run)
         elif row["status"] != "suspended":  # of which the result says what it proposes
             row |= {"error": row["result"], "result": ""}

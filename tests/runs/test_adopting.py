@@ -242,6 +242,25 @@ def test_what_was_sent_before():
     assert waiting.options(run_id="base")("tides") == "b about tides meanwhile"
 
 
+@pytest.mark.parametrize("place", ["forward", "Adopted"])
+def test_what_was_sent_before_a_stop_in_between(place, monkeypatch):
+    """Stopped while it adopts, the next call of the base still brings the branch its signals."""
+    with pytest.raises(stepwise.RunSuspended):
+        waiting.options(run_id="base")("tides")
+    run = stepwise.get_run("base")
+    [branch] = run.branch(at=1, variations=[{"model": "b"}], effects="collect")
+    run.send("news", "meanwhile")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(f"stepwise._runs.branching.{place}", stopped)
+        branch.adopt()
+    assert waiting.options(run_id="base")("tides") == "b about tides meanwhile"
+    assert [each.value for each in branch.run.inbox] == ["meanwhile"]
+
+
 # -- at the edges ----------------------------------------------------------------------------------
 
 

@@ -233,6 +233,15 @@ def test_a_variable_that_is_not_there():
     assert len(stepwise.runs()) == 1
 
 
+def test_a_value_that_cannot_be_told_from_another():
+    """A variable's value without a digest is refused: an older branch would answer for it."""
+    run = agent.execute("tides")
+    for model in (lambda: "b", lambda: "c"):
+        with pytest.raises(stepwise.ConfigurationError, match=r"model=.*no importable name"):
+            run.branch(at=2, variations=[{"model": model}])
+    assert run.branches == []
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -761,6 +770,23 @@ def test_the_variables_that_a_branch_was_given_are_kept():
         assert two.run.verify().ok
     assert [each.variation for each in run.branches] == variations
     assert [each.parted[:6] for each in run.branches] == ["step 5"] * 2
+
+
+def test_a_secret_that_the_base_was_not_given():
+    """A variable that is a declared secret is refused, though the base was called without it."""
+
+    @workflow(retention="all", secret="key")
+    def may_have_a_key(topic, key=None):
+        found = think(topic)
+        return think(found)
+
+    run = may_have_a_key.execute("tides")
+    variables = {"key": "sk-very-secret-0123456789"}
+    with pytest.raises(stepwise.ConfigurationError, match="'key' is a secret"):
+        run.branch(at=1, variations=[variables])
+    with pytest.raises(stepwise.ConfigurationError, match="'key' is a secret"):
+        run.fork(1, locals=variables)
+    assert run.branches == []
 
 
 def test_secrets_in_variations():

@@ -124,6 +124,31 @@ def test_one_run():
     assert everything(run) == everything(run.id)
 
 
+def test_a_run_that_was_executed_anew_is_scored_anew():
+    """A score belongs to one result: a branch or a run deleted and made anew is scored again."""
+    run = agent.options(run_id="base").execute("tides")
+    found = everything(run)
+    made.clear()
+    run.branches[0].run.delete()
+    assert scores(everything(run)) == scores(found)
+    assert judged() == ["tides a bb"]
+    for branch in run.branches:
+        branch.run.delete()
+    run.delete()
+    agent.options(run_id="base")("winds")
+    assert scores(everything("base"))["base", "base"] == len("sent winds a a")
+
+
+def test_a_superseded_base_keeps_its_score():
+    """A base whose branch was adopted still has the score of what happened, and no error."""
+    run = agent.execute("tides")
+    [branch] = run.branch(at=1, variations=MODELS[:1], effects="collect")
+    branch.adopt()
+    row = everything(run)[0]
+    assert (row["status"], row["error"], row["result"]) == ("superseded", "", repr(run.result))
+    assert row["score"] == len("sent tides a a")
+
+
 def test_an_edited_score_is_made_anew():
     """A score with other code, or that holds another value, is another score."""
     agent("tides")
