@@ -88,8 +88,7 @@ class BranchedCall(Performance):
         active, policy = self.scope.run, self.scope.run.effects
         if policy in (REFUSE, COLLECT) and active.steering.unwinds is not None:
             raise active.steering.unwinds  # a clean-up waits for nobody; nothing is there to undo
-        proposed = match.recorded[0].wait if match.recorded else None
-        if policy == COLLECT or (policy == ADOPTED and proposed is not None and proposed.ticket):
+        if policy == COLLECT or (policy == ADOPTED and self._was_proposed(call, match)):
             return (yield from self._as(ProposedCall).conduct(call, origin, match))
         if policy == ADOPTED:
             tool: Any = self.performer
@@ -102,6 +101,15 @@ class BranchedCall(Performance):
             'proposal, effects="collect"'
         )
         raise active.stop(_refused(active, call, way))
+
+    def _was_proposed(self, call: Call, match: Match) -> bool:
+        """Return whether a person has a say in a call: it was proposed, or edited since then.
+
+        A proposal that no call has met is that of an edited call: its yes or no is for another.
+        """
+        pool = self.scope.run.pool
+        met = match.recorded[:1] or [each for each in pool.all if each.call.name == call.name]
+        return any(each.wait is not None and each.wait.ticket for each in met)
 
     def _as(self, kind: type[Performance]) -> Performance:
         """Return the call as one of another kind."""

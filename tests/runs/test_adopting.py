@@ -427,3 +427,52 @@ def test_killed_while_adopting(tmp_path, place):
     stepwise.RunBranch(branch, {}).adopt()
     assert {each.status for each in others} <= {"cancelled", "cancelling"}
     assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides", "SENT c a tides"]
+
+
+EDITED = """
+import sys
+import stepwise
+from stepwise import step, tool, workflow
+
+stepwise.configure(suspend_after=0)
+
+@step
+def think(topic):
+    return f"about {topic}"
+
+@tool(side_effect=True)
+def send(text):
+    print("sent", text)
+    return f"sent {text}"
+
+@workflow(retention="all", run_id="base")
+def agent(topic, model="a"):
+    found = think(topic)
+    found = think(f"{model} {found}")
+    EDIT
+    return send(found)
+
+if sys.argv[1] == "branch":
+    run = agent.execute("tides")
+    [branch] = run.branch(at=1, variations=[{"model": "b"}], effects="collect")
+    branch.adopt()
+    [question] = branch.run.questions
+    question.approve() if sys.argv[2] == "yes" else question.deny("no")
+else:
+    try:
+        agent("tides")
+    except stepwise.RunSuspended:
+        print([question.details for question in stepwise.get_run("base")._to_go_on().questions])
+"""
+
+
+@pytest.mark.parametrize("said", ["yes", "no"])
+def test_an_edit_asks_anew(tmp_path, said):
+    """What was said to a proposal does not count for the call of the edited program."""
+    program = tmp_path / "program.py"
+    program.write_text(EDITED.replace("EDIT", "pass"))
+    first = python("program.py", "branch", said, cwd=tmp_path)
+    assert first.stdout == "sent about a about tides\n", first.stderr
+    program.write_text(EDITED.replace("EDIT", "found += '!'"))
+    edited = python("program.py", "call", cwd=tmp_path)
+    assert edited.stdout == "[\"text = 'about b about tides!'\"]\n", edited.stderr
