@@ -572,6 +572,11 @@ def shown_parts(names: Iterable[str]) -> str:
 # -- functions -----------------------------------------------------------------------------------
 
 
+def contents(function: Any) -> list[Any]:
+    """Return the values of the variables that a function captured."""
+    return [_digest.cell_content(cell) for cell in captured(function).values()]
+
+
 def captured(function: Any) -> Mapping[str, types.CellType]:
     """Return the variables that a function and its captured functions captured, by name.
 

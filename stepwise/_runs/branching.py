@@ -21,6 +21,8 @@ from stepwise._display import render
 from stepwise._execution.account import pooled
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import KnownWorkflow, known_workflow
+from stepwise._identity.following import version_of
+from stepwise._identity.identity import contents
 from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal
 from stepwise._journal.log import Bell
@@ -111,8 +113,11 @@ class BranchPoint:
                 f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
             )
 
-    def id_of(self, place: int, variation: Mapping[str, Any], policy: str) -> str:
+    def id_of(self, place: int, variation: Mapping[str, Any], effects: Any) -> str:
         """Return the id of a branch: the same for the same point, variables and policy.
+
+        A function that answers side effects counts with its code, and with the texts and numbers
+        that it captured.  A list may be the function's own notes.
 
         Raises:
             ConfigurationError: two values of a variable might not be told apart.
@@ -128,7 +133,10 @@ class BranchPoint:
                     f"might be taken for that of another value: {error}. Give data, or a function "
                     "that a module has by its name"
                 ) from error
-        return f"{self.run.id}.{place + 1}-{digest.combine(policy, *facts)[:12]}"
+        if callable(effects):
+            captured = [each for each in contents(effects) if type(each) in digest.ATOMS]
+            facts += [version_of(effects).id, *map(digest.digest, captured)]
+        return f"{self.run.id}.{place + 1}-{digest.combine(policy_of(effects), *facts)[:12]}"
 
 
 # -- the branches ----------------------------------------------------------------------------------
@@ -250,7 +258,7 @@ def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBr
     point = BranchPoint(run, at)
     point.check(each_of)
     for place, variation in enumerate(each_of):
-        run_id = point.id_of(place, variation, policy)
+        run_id = point.id_of(place, variation, effects)
         if facts_of(run.store, run._seal, run_id) is None:
             share(point.source, run_id, point.cut, point.loaded, variation, policy)
         found.append(RunBranch(type(run)(run.store, run_id, run._seal), variation))

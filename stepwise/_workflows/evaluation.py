@@ -34,7 +34,7 @@ from stepwise._execution.account import Account, pooled
 from stepwise._execution.budget import Budget
 from stepwise._execution.process_memory import KnownWorkflow
 from stepwise._identity.following import version_of
-from stepwise._identity.identity import captured
+from stepwise._identity.identity import contents
 from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.records import RunFacts
 from stepwise._runs.branch_rows import shown_variables, variation_text
@@ -54,7 +54,7 @@ from stepwise._values import digest
 from stepwise._values.preview import preview
 from stepwise._workflows.selection import CalledFunction, callee_of
 from stepwise._workflows.workflow import workflow
-from stepwise.errors import ConfigurationError, DigestError, RunStopped, StepwiseError
+from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import open_store
 
 BASE = "base"
@@ -130,18 +130,8 @@ def _version_of(judge: CalledFunction) -> str:
         definition = judge.function.definition
         function, name = definition.function, definition.full_name
         code = version_of(function, definition.source).id
-    facts = [name, code]
-    held = [
-        *judge.args,
-        *judge.kwargs.values(),
-        *map(digest.cell_content, captured(function).values()),
-    ]
-    for value in held:
-        try:
-            facts.append(digest.digest(value))
-        except DigestError:
-            facts.append(type(value).__qualname__)
-    return digest.combine(*facts)
+    held = [*judge.args, *judge.kwargs.values(), *contents(function)]
+    return digest.combine(name, code, *map(digest.digest_or_class, held))
 
 
 class _Scorer:

@@ -637,6 +637,20 @@ def test_answers_inside():
     assert sent() == []
 
 
+def test_another_answer_is_another_branch():
+    """A function with other code, or that captured another text, answers in other branches."""
+    run = agent.execute("tides")
+
+    def answering(text):
+        return lambda call: text
+
+    given = [answering("one"), answering("two"), lambda call: "three", lambda call: "four"]
+    for _ in range(2):
+        found = [run.branch(at=2, effects=each)[0] for each in given]
+        assert [each.result[0] for each in found] == ["one", "two", "three", "four"]
+        assert len({each.run.id for each in found}) == 4
+
+
 def test_the_policy_stays_with_the_branch():
     """A branch that is called, resumed, or adopted by nobody, makes no side effect either."""
     run = agent.execute("tides")

@@ -283,7 +283,8 @@ def test_long_variations_are_told_apart():
     agent("tides")
     found = everything(stepwise.runs(agent), variations=[*models, models[0]])
     names = [each["variation"] for each in found.means()]
-    assert [name.rpartition("(")[2] for name in names[2:]] == ["variation 2)", "variation 3)"]
+    assert len({*names}) == 4
+    assert "(variation 2)" in names[2]
     assert [each["rows"] for each in found.means()] == [1, 2, 1, 1]
 
 
@@ -330,7 +331,10 @@ def test_branches_without_a_result():
         "refused: send(text='tides a cccc')",
     ]
     proposed = evaluate(run, at=1, variations=MODELS, score=judge, effects="collect")
-    assert [row["result"] for row in proposed[1:]] == ["proposes send"] * 2
+    assert [row["result"] for row in proposed[1:]] == [
+        "proposes send(text='tides a bb')",
+        "proposes send(text='tides a cccc')",
+    ]
     assert [row["score"] for row in proposed] == [len(run.result), None, None]
 
 
