@@ -146,9 +146,9 @@ if TYPE_CHECKING:
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
     from stepwise._runtime.retention import Retain
+    from stepwise._workflows.best_of import best_of
     from stepwise._workflows.evaluation import Evaluation, evaluate
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
-    from stepwise._workflows.selection import best_of
     from stepwise.agent import Checkpoint, CheckpointStore, RecoverableAgent
     from stepwise.integrations.instrument import instrument, uninstrument
 
@@ -253,7 +253,7 @@ _ON_USE = {
     **dict.fromkeys(("RecordedFrame", "PossibleStep", "StoppedCall"), "_runs.steps"),
     "Limit": "_calls.limited",
     "map": "_calls.parallel",
-    "best_of": "_workflows.selection",
+    "best_of": "_workflows.best_of",
     **dict.fromkeys(("Evaluation", "evaluate"), "_workflows.evaluation"),
     **dict.fromkeys(("sleep", "sleep_until", "wait_for"), "_calls.waiting"),
     "spend": "_calls.steps",

@@ -52,7 +52,7 @@ from stepwise._runtime.facts import NamedTuple, public
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
 from stepwise._values.preview import preview
-from stepwise._workflows.selection import CalledFunction, callee_of
+from stepwise._workflows.best_of import CalledFunction, callee_of
 from stepwise._workflows.workflow import workflow
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import open_store

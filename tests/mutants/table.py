@@ -1325,19 +1325,19 @@ _BRANCHES = [
 _CHOICES = [
     _mutant(
         "of equal scores the last one counts",
-        "_workflows/selection.py",
+        "_workflows/best_of.py",
         "if score > scores[best]:",
         "if score >= scores[best]:",
-        "test_selection.py::test_of_equal_scores_the_first_counts",
+        "test_best_of.py::test_of_equal_scores_the_first_counts",
     ),
     _mutant(
         "what a plain function returned is not recorded",
-        "_workflows/selection.py",
+        "_workflows/best_of.py",
         "        begun = begin(scope, function, calls, finder(function, None))\n"
         "        assert begun is not None  # neither plain, nor a generator\n",
         "        return [lambda c=c: step_of(function).function(*c[0], **c[1])"
         " for c in calls], ()\n",
-        "test_selection.py::test_what_plain_functions_return_is_recorded",
+        "test_best_of.py::test_what_plain_functions_return_is_recorded",
     ),
     _mutant(
         "equal calls of a workflow are begun in the order of the threads",
