@@ -54,16 +54,36 @@ def process_lock() -> AbstractContextManager[bool]:
 
 def forget_in_child(inherited: Any) -> None:
     """Call ``forget()`` of an object in each forked child, as long as the object lives."""
-    _watch_forks()
     _inherited.add(inherited)
 
 
-_inherited: weakref.WeakSet[Any] = weakref.WeakSet()
+class _Inherited:
+    """The objects that a child forgets.
+
+    A ``WeakSet`` was rejected: it removes objects in callbacks, which lose a Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = process_lock()
+        self._references: list[weakref.ref[Any]] = []
+        self._room = 16  # references until dead ones are removed
+        os.register_at_fork(after_in_child=self._forget)
+
+    def add(self, inherited: Any) -> None:
+        with self._mutex:
+            if len(self._references) >= self._room:
+                self._references = [each for each in self._references if each() is not None]
+                self._room = 2 * len(self._references) + 16
+            self._references.append(weakref.ref(inherited))
+
+    def _forget(self) -> None:
+        for reference in self._references:
+            inherited = reference()
+            if inherited is not None:
+                inherited.forget()
 
 
-@functools.cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=lambda: [each.forget() for each in list(_inherited)])
+_inherited = _Inherited()
 
 
 class cached(Generic[T]):  # noqa: N801 -- a decorator

@@ -441,9 +441,8 @@ def _branch_of(run: Run, terminal: Terminal, *, every: bool, depth: int = 0) -> 
     for number, step in enumerate(seen.steps):
         near = [calls[n] for n in (number - 1, number + 1) if 0 <= n < len(calls)]
         call = elided(line_of(calls[number], 1000), max(room, 20), near)
-        time_taken = cli.took(step)
-        more = "  ".join(filter(None, ("", time_taken, cached_text(step))))
-        parts = [f"{step.number}  {call}  ", Word(step.status), more]
+        more = [f"  {told}" for told in (cli.took(step), cached_text(step)) if told]
+        parts = [f"{step.number}  {call}  ", Word(step.status), *more]
         children: Sequence[Branch] = ()
         if step.child:
             try:

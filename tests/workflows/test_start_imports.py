@@ -35,12 +35,12 @@ OURS = {
     "_execution": (
         "account active_run concurrency failures location outcomes process_memory tasks waits"
     ),
-    "_identity": "call_parts clients identity module_names sights versions",
+    "_identity": "call_parts clients identity module_names held_parts versions",
     "_journal": "journal lease projection records seal summary versions",
-    "_matching": "held pool subjects",
-    "_rewrite": "ahead bound_once build frame positions scope source transform",
+    "_matching": "in_flight pool subjects",
+    "_rewrite": "bound_once build frame positions scope source statement_calls transform",
     "_runtime": (
-        "asyncio_state clock events facts forks interrupts limits messages "
+        "asyncio_state clock events facts forks interrupts messages "
         "options retention retries settings store_urls tracing"
     ),
     "_values": "codec data digest preview reducers trees unpickling",
