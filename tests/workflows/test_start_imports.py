@@ -41,7 +41,7 @@ OURS = {
     "_rewrite": "bound_once build frame positions scope source statement_calls transform",
     "_runtime": (
         "asyncio_state clock events facts forks interrupts messages "
-        "options retention retries settings store_urls tracing"
+        "options retention retries settings store_urls system_limits tracing"
     ),
     "_values": "codec data digest preview reducers trees unpickling",
     "_workflows": "begin cancelling definition execute frame outlook resume workflow",
