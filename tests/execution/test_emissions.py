@@ -133,7 +133,7 @@ class SimulatedRun:
         return found
 
     def stream(self, after=None):
-        facts = SimpleNamespace(status=self.status)
+        facts = SimpleNamespace(status=self.status, superseded="")
         log = StreamLog(self.store, self.seal, "r")
         return RunStream(log, lambda: facts, "main", after, follow=False)
 
