@@ -60,7 +60,7 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "Headers": lambda headers: headers.raw,
     "Cookies": lambda held: [(each.domain, each.path, each.name, each.value) for each in held.jar],
 }
-"""What tells two of the parts of a client of httpx apart: its connections do not."""
+"""The attributes that tell two httpx clients apart: connections are none of them."""
 _ON_USE = {"_state", "_platform", "_lazy_tracer", "_middleware_chain"}
 
 

@@ -174,7 +174,7 @@ class BranchRows:
 
 
 class _OwnRecords(NamedTuple):
-    """What the rows need of the records that a branch has made itself.
+    """The facts that the rows need of the records that a branch has made itself.
 
     Args:
         parted: the first call that its base made otherwise.

@@ -145,7 +145,7 @@ class Question:
 
 
 class RunQuestions:
-    """What a run and its unfinished child runs ask, by one reading of their records.
+    """The questions of a run and its unfinished child runs, by one reading of their records.
 
     Attributes:
         open: the open questions, the run's own first.

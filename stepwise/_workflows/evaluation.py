@@ -58,7 +58,7 @@ from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import open_store
 
 BASE = "base"
-"""What stands for the variation in the row of a run that is no branch."""
+"""The variation in the row of a run that is no branch."""
 
 _SCORES = "scores"  # the tag of a run that scores another one
 

@@ -185,7 +185,7 @@ class _Offers(definitions.TakesOptions, Generic[P, R_co]):
 
     @property
     def _core(self) -> Callable[..., Core] | None:
-        """What makes the cores of calls inside a run, as that of a step; none for a generator."""
+        """The function that makes the cores of calls inside a run; none for a generator."""
         definition = self.definition
         if definition.is_generator or definition.is_async_generator:
             return None
