@@ -1,5 +1,6 @@
 """This version reads the stores of released formats in ``tests/data``, and continues their runs."""
 
+import sys
 import tarfile
 
 import golden
@@ -59,7 +60,11 @@ def test_the_runs_are_listed_as_they_were(archive):
     assert runs["failed"].tags == {"team": "blue"}
     assert runs["cancelled"].steps[0].status == "compensated"
     assert [each.text for each in runs["asking"].questions] == ["make this call of pay?"]
-    assert runs["killed"].locals()["total"] == 1  # the checkpoint before the last record
+    if sys.version_info[:2] == (3, 11):  # which wrote the archive; frames are of one Python
+        assert runs["killed"].locals()["total"] == 1  # the checkpoint before the last record
+    else:
+        with pytest.raises(stepwise.UnreadableValueError, match="written by Python 3[.]11"):
+            runs["killed"].locals()
 
 
 def test_nothing_of_it_is_damaged(archive):
