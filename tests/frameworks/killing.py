@@ -280,7 +280,9 @@ class Trial:
         wrong = []
         for call in (call for calls in SCRIPT for call in calls):
             line = f"{call.tool} {json.dumps(call.arguments)}"
-            most = 2 if call.tool == "look_up" and call.tool in cut_off else 1
+            # Killed after an answer: on a busy machine, the calls that it asks for have begun.
+            may_have_begun = call.tool in cut_off or "after" in disturbance.requests.values()
+            most = 2 if call.tool == "look_up" and may_have_begun else 1
             if not 1 <= done.pop(line, 0) <= most:
                 wrong.append(f"{line}: not done once; all that was done: {self.done}")
         return wrong + [f"done, and nobody asked for it: {line}" for line in done]

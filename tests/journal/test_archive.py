@@ -63,7 +63,7 @@ def test_the_runs_are_listed_as_they_were(archive):
     if sys.version_info[:2] == (3, 11):  # which wrote the archive; frames are of one Python
         assert runs["killed"].locals()["total"] == 1  # the checkpoint before the last record
     else:
-        with pytest.raises(stepwise.UnreadableValueError, match="written by Python 3[.]11"):
+        with pytest.raises(stepwise.UnreadableValueError, match=r"written by Python 3\.11"):
             runs["killed"].locals()
 
 
