@@ -40,7 +40,6 @@ __all__ = ["RayExecutor", "RayHandle", "submit"]
 R = TypeVar("R")
 
 _OURS_OF_RUNS = ("num_returns", "retry_exceptions", "name")
-_PATIENCE = 10.0  # seconds for a cluster to answer
 _OF_A_FOLDER = "disk:"
 
 
