@@ -242,7 +242,16 @@ class Evaluation(list[dict[str, Any]]):
 
 
 COLUMNS = (
-    *("run", "base", "variation", "status", "score", "error", "result", "steps", "usd", "seconds"),
+    "run",
+    "base",
+    "variation",
+    "status",
+    "score",
+    "error",
+    "result",
+    "steps",
+    "usd",
+    "seconds",
 )
 
 
