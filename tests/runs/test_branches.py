@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from harness import python
 
 import stepwise
+import stepwise._workflows.handles  # pytest reads its source: in 3.11, not beside other threads
 from stepwise import Budget, EffectRefusedError, cli, step, tool, workflow
 from stepwise._journal.journal import branches_of
 

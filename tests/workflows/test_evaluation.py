@@ -14,6 +14,7 @@ import pytest
 from harness import python
 
 import stepwise
+import stepwise._workflows.handles  # pytest reads its source: in 3.11, not beside other threads
 from stepwise import Budget, evaluate, step, tool, workflow
 
 made = []
