@@ -115,7 +115,7 @@ def test_called_again_nothing_is_made_again():
     assert everything(each.id for each in stepwise.runs(agent)) == found
     assert made == []
     more = everything(stepwise.runs(agent), variations=[*MODELS, {"model": "d"}])
-    assert judged() == ["winds a d", "tides a d"]
+    assert sorted(judged()) == ["tides a d", "winds a d"]  # threads make them
     assert len(more) == 8
 
 
