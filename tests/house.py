@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import gc
 import io
 import os
 import pathlib
@@ -18,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tokenize
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "stepwise"
@@ -98,9 +101,29 @@ def loaded():
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
+@contextlib.contextmanager
+def nothing_else():
+    """Let no time pass and collect no garbage: what these enter is not of the traced call.
+
+    A slow machine looks into the inbox during a step, and weighs variables after a slow checkpoint.
+    """
+    moments = {
+        "time": time.time(),
+        "monotonic": time.monotonic(),
+        "perf_counter": time.perf_counter(),
+        "clock_gettime": time.clock_gettime(time.CLOCK_BOOTTIME),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, moment in moments.items():
+            stack.enter_context(mock.patch.object(time, name, lambda *_, moment=moment: moment))
+        gc.disable()
+        stack.callback(gc.enable)
+        yield
+
+
 def visits():
     """What a few calls of a user enter: a trace of each, by what it is."""
-    with tempfile.TemporaryDirectory() as home:
+    with tempfile.TemporaryDirectory() as home, nothing_else():
         os.environ.update(STEPWISE_HOME=home, STEPWISE_QUIET="1")
         sys.path.insert(0, str(ROOT))
         return {
