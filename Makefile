@@ -100,10 +100,14 @@ sweeps: install  ## the failure sweeps: the totals into docs/reliability.md (STE
 mutants: install  ## change the library in one place after another: tests must fail (ONLY="group _frames")
 	$(BIN)/python tests/mutants/run.py -n $(JOBS) $(ONLY)
 
-map: install  ## draw the rooms of the house: docs/house.md; and write the tables of docs/reference
+map: install  ## draw the rooms of the house: docs/house.md; and write the tables of docs/reference (SINCE=COMMIT: print its size then and now)
+ifdef SINCE
+	@$(BIN)/python tests/house.py --since $(SINCE)
+else
 	$(BIN)/python docs/from_code.py
 	@mkdir -p docs/pictures
 	$(BIN)/python tests/house.py --picture docs/pictures/house.svg > docs/house.md
+endif
 
 screenshots: install  ## show an exported run in chromium, light and dark, wide and narrow: build/screenshots/
 	$(BIN)/python tests/display/screenshots.py build/screenshots

@@ -12,11 +12,14 @@ import collections
 import contextlib
 import gc
 import io
+import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import threading
 import time
@@ -275,6 +278,8 @@ def page():
     yield f"{len(files)} modules, {total:,} lines of code without docstrings, comments and blank"
     yield f"lines, {edges} imports between modules, {len(arrows)} arrows between rooms."
     yield ""
+    yield "`make map SINCE=COMMIT` prints how large the house is and was at a commit."
+    yield ""
     yield "| | modules visited | calls from one module into another |"
     yield "|---|---:|---:|"
     for what, trace in visits().items():
@@ -289,6 +294,50 @@ def page():
     yield "imports. Every square is left of the diagonal: no room imports from one below it."
     yield ""
     yield "![A triangular table of the imports between rooms](pictures/house.svg)"
+
+
+# -- how large it is and was ---------------------------------------------------------------------
+
+
+def words(paths):
+    """How many words texts have."""
+    return sum(len(path.read_text("utf-8").split()) for path in paths)
+
+
+def size():
+    """How much somebody has to read, by what it is."""
+    files = dict(modules())
+    yield "modules", len(files)
+    yield "lines of code", sum(map(lines_of_code, files.values()))
+    tests = (ROOT / "tests").rglob("*.py")
+    yield "lines of tests", sum(len(path.read_text("utf-8").splitlines()) for path in tests)
+    yield "words of docs/design.md", words([ROOT / "docs" / "design.md"])
+    yield "words of all pages", words([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    for what, trace in visits().items():
+        yield f"{what}: modules", len(trace.seen)
+        yield f"{what}: calls between modules", trace.hops
+
+
+def size_at(commit):
+    """The size of an earlier house, by today's measure."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["git", "archive", commit]
+        archive = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(folder)
+        shutil.copy(__file__, f"{folder}/tests/house.py")
+        command = [sys.executable, f"{folder}/tests/house.py", "--size"]
+        found = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=folder)
+    return json.loads(found.stdout)
+
+
+def sizes(commit):
+    """The lines of a table: how large the house was at a commit, and is."""
+    before = size_at(commit)
+    yield f"| | {commit} | now |"
+    yield "|---|---:|---:|"
+    for what, now in size():
+        yield f"| {what} | {before[what]:,} | {now:,} |"
 
 
 # -- the picture -----------------------------------------------------------------------------------
@@ -353,6 +402,12 @@ def square(row, column, kind):
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--size"]:
+        print(json.dumps(dict(size())))
+        sys.exit()
+    if sys.argv[1:2] == ["--since"]:
+        print(*sizes(sys.argv[2]), sep="\n")
+        sys.exit()
     if sys.argv[1:2] == ["--picture"]:
         pathlib.Path(sys.argv[2]).write_text("\n".join([*picture(), ""]), encoding="utf-8")
     print(*page(), sep="\n")
