@@ -553,7 +553,8 @@ def test_modules_that_a_call_enters():
     )
     entered = json.loads(found.stdout)
     assert entered.keys() == ENTERED.keys()
-    assert {what: n for what, n in entered.items() if n > ENTERED[what]} == {}
+    more = sys.version_info < (3, 11)  # sys.exception() is ours there
+    assert {what: n for what, n in entered.items() if n > ENTERED[what] + more} == {}
 
 
 def test_names_of_modules():

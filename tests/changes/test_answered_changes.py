@@ -109,19 +109,23 @@ def test_a_text_of_a_table_that_a_step_changes(kind):
     pandas = pytest.importorskip("pandas")
     shared = ["shared"]
 
-    @workflow(checkpoint_every=100)
-    def flow():
+    def made():
         columns = {"name": ["a", "b", None], "number": [1.0, 2.0, 3.0]}
         if kind == "object":
             columns["more"] = [shared, shared, None]
-        table = pandas.DataFrame(columns).astype({"name": kind})
+        return pandas.DataFrame(columns).astype({"name": kind})
+
+    @workflow(checkpoint_every=100)
+    def flow():
+        table = made()
         relabel(table)
         end()
         more = [table["more"][0] is table["more"][1]] if kind == "object" else []
         return [*table["name"].fillna("none"), *table["number"], *more]
 
     again = [True] if kind == "object" else []
-    assert killed_and_again(flow) == ["a", "new", "none", 1.0, 2.0, 3.0, *again]
+    third = made()["name"].fillna("none")[2]  # before pandas 3, None became the text "None"
+    assert killed_and_again(flow) == ["a", "new", third, 1.0, 2.0, 3.0, *again]
 
 
 @step
