@@ -105,6 +105,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
         )
     results = {source.number_of(step): value for step, value in change.results.items()}
     cut, loaded = point_of(source, change, results)
+    refuse_undone(source.entries, cut, f"run {run_id!r} cannot be forked there")
     if not change.messages:
         _refuse_messages(source, cut, loaded)
     _NewRun(source, new_id, cut, loaded).copy(change.variables, results)
@@ -144,6 +145,24 @@ def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
         raise errors.ConfigurationError(
             f"{secret[0]!r} is a secret of run {facts.run_id!r}, which is never stored: give it "
             f"when the run goes on, by resume({secret[0]}=...) or branch(inputs=...)"
+        )
+
+
+def refuse_undone(entries: Collection[records.Entry], cut: int, what: str) -> None:
+    """Refuse to go on from side effects that were undone later.
+
+    Args:
+        what: cannot be done, for the message.
+
+    Raises:
+        ConfigurationError: a call up to record ``cut`` was undone behind it.
+    """
+    undone = projection.Places(each for each in entries if each.number > cut).undone
+    shared = projection.announcements(each for each in entries if each.number <= cut)
+    for number in sorted(undone.keys() & shared.keys()):
+        raise errors.ConfigurationError(
+            f"{what}: step {number} was undone since, and would count as done. Choose an earlier "
+            "step (at=), or let the run go on first, which makes that call anew"
         )
 
 

@@ -380,7 +380,7 @@ class _Examined:
         )
 
     def _at_top(self, fits: Fitting, problem: str) -> Forecast:
-        refusal = cannot_replay(self.facts, fits.why or problem)
+        refusal = cannot_replay(self.journal, self.facts, fits.why or problem)
         if refusal is not None:
             return self._made("refuses", why=str(refusal))
         lost = self._has_lost(fits, None)
