@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import os
+import socket
 import sys
 import threading
 import tracemalloc
@@ -172,6 +173,54 @@ def longer(text, by):
 
 def longer_by(by):
     return lambda text: longer(text, by)
+
+
+class Scale:
+    """A judge that holds a number beside an object without a digest."""
+
+    def __init__(self, by, beside):
+        self.by, self.beside = by, beside
+
+    def score(self, text):
+        made.append(("judge", text))
+        return self.by
+
+    __call__ = score
+
+
+def through(function):
+    return lambda text: function(text) + 0
+
+
+JUDGES = {
+    "a method": lambda by: Scale(by, threading.Lock()).score,
+    "an object": lambda by: Scale(by, None),
+    "a partial": lambda by: functools.partial(Scale.score, Scale(by, threading.RLock())),
+    "a captured method": lambda by: through(Scale(by, threading.Lock()).score),
+    "captured code": lambda by: through((lambda _: 1) if by == 1 else (lambda _: 2)),
+    "a default": lambda by: lambda text, by=by: by,
+}
+
+
+@pytest.mark.parametrize("judge", JUDGES.values(), ids=JUDGES)
+def test_another_object_scores_anew(judge):
+    """The scores of one object are not answered for another of its class, but for an equal one."""
+    agent("tides")
+    for by in (1, 2):
+        found = [everything(stepwise.runs(agent), score=judge(by)) for _ in range(2)]
+        assert [[row["score"] for row in each] for each in found] == [[by] * 3] * 2
+    assert len(judged()) in (0, 6)  # by the objects that count
+
+
+def test_an_object_that_nothing_tells_from_others(capfd):
+    """Where nothing tells two judges apart, each call scores anew, and says why."""
+    stepwise.configure(quiet=False)
+    agent("tides")
+    with socket.socket() as one, socket.socket() as two:
+        for by, held in ((1, one), (2, two), (2, two)):
+            found = everything(stepwise.runs(agent), score=Scale(by, held).score)
+            assert [row["score"] for row in found] == [by] * 3
+            assert "'Scale.score' holds a socket.socket" in capfd.readouterr().err
 
 
 PROGRAM = """
