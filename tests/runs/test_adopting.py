@@ -279,6 +279,26 @@ def test_an_adopted_branch_that_was_deleted():
     assert calls_again() == "sent about a about tides"
 
 
+def test_copied(tmp_path):
+    """A copy of any of them takes along the branch that goes on, so that a call goes on there."""
+    stepwise.configure(store=f"disk:{tmp_path / 'here'}")
+    run = agent.options(run_id="base").execute("tides")
+    [other] = run.branch(at=1, effects=lambda call: "sent")
+    one = adopted(run)
+    two = adopted(one, "c")
+    every = {run.id, one.id, two.id}
+    for each in (run, one, two, other.run):
+        copy = each.copy_to(f"disk:{tmp_path / each.id}")
+        assert {found.id for found in stepwise.runs(store=copy.store)} == {*every, each.id}
+        assert copy.id == each.id
+        assert copy.verify().ok
+        with pytest.raises(stepwise.RunSuspended, match=two.id):
+            agent.options(run_id="base", store=copy.store)("tides")
+    two.delete()
+    with pytest.raises(stepwise.RunNotFoundError, match="is gone"):
+        agent.options(store=run.copy_to(f"disk:{tmp_path / 'late'}").store, run_id="base")("tides")
+
+
 def test_pruned(monkeypatch):
     """An old base is deleted after its adopted branch."""
     from stepwise._runs.maintenance import delete_each, old_runs
