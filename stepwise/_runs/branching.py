@@ -46,6 +46,7 @@ from stepwise._runs.fork import (
     share,
 )
 from stepwise._runs.messages import forward
+from stepwise._runs.steps import instead
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import printable
 from stepwise._runtime.options import check_kind
@@ -361,7 +362,7 @@ def origin_of(run: Any) -> Iterator[tuple[str, str]]:
     elif facts.effects:
         yield "effects", printable(effects_text(facts.effects))
     if facts.superseded:
-        yield "adopted", f"{facts.superseded} goes on instead of this run"
+        yield "adopted", instead(run.store, run._seal, facts)
 
 
 # -- adopting --------------------------------------------------------------------------------------

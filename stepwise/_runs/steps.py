@@ -90,12 +90,22 @@ def facts_to_go_on(store: Store, seal: Seal, run_id: str) -> RunFacts:
         branch = facts_of(store, seal, facts.superseded)
         if branch is None:
             raise RunNotFoundError(
-                f"run {run_id!r} went on as its branch {facts.superseded!r}, which is gone. To "
-                f"begin anew: .options(fresh=True), or stepwise forget {shell_word(run_id)}",
+                f"run {run_id!r} is superseded: {instead(store, seal, facts)}",
                 run_id=facts.superseded,
             )
         facts = branch
     return facts
+
+
+def instead(store: Store, seal: Seal, facts: RunFacts) -> str:
+    """Return in words which branch goes on instead of a run, or that it was deleted since."""
+    branch = facts.superseded
+    if facts_of(store, seal, branch) is not None:
+        return f"{branch} goes on instead"
+    return (
+        f"{branch} went on instead, and is gone, with what it returned. To begin anew: "
+        f".options(fresh=True), or stepwise forget {shell_word(facts.run_id)}"
+    )
 
 
 def command_to_begin(facts: RunFacts) -> str:

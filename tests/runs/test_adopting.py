@@ -275,8 +275,20 @@ def test_an_adopted_branch_that_was_deleted():
     for ask in (calls_again, run.resume, lambda: run.send("news", 1)):
         with pytest.raises(stepwise.RunNotFoundError, match="forget base"):
             ask()
+    assert run.result == "sent about a about tides"  # its own
+    assert f"{branch.id} went on instead, and is gone" in f"{run.why()}"
     run.delete()
     assert calls_again() == "sent about a about tides"
+
+
+def test_no_step_of_a_superseded_run_is_forgotten():
+    """The base makes no step again: it keeps its result, and says which branch goes on."""
+    run = agent.options(run_id="base").execute("tides")
+    branch = adopted(run)
+    with pytest.raises(stepwise.ConfigurationError, match=f"its branch '{branch.id}' goes on"):
+        run.forget("send")
+    assert run.result == "sent about a about tides"
+    branch.forget(2)
 
 
 def test_copied(tmp_path):
