@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,19 +132,24 @@ def refuse_answered(store: Store, seal: Seal, facts: records.RunFacts, participl
 def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
     """Refuse to record the value of a secret as that of a variable.
 
-    The run has recorded the names of the secrets that its call gave; the workflow knows all.
+    The run has recorded the names of the secrets that its call gave, and which names are hidden;
+    the workflow knows which of these are secret.
 
     Raises:
-        ConfigurationError: one of the variables is a secret argument of the run.
+        ConfigurationError: one of the variables is a secret argument of the run, or may be one.
     """
-    declared: Collection[str] = ()
-    with suppress(errors.ConfigurationError):  # a workflow that this process does not know
-        declared = known_workflow(facts.workflow).definition.parameters.hiding.secret
-    secret = sorted({*facts.secrets.split(), *declared}.intersection(names))
-    if secret:
+    secret, is_known = {*facts.secrets.split()}, True
+    try:
+        secret |= known_workflow(facts.workflow).definition.parameters.hiding.secret
+    except errors.ConfigurationError:  # a workflow that this process does not know
+        secret, is_known = secret | {*facts.hidden.split()}, False
+    for name in sorted(secret.intersection(names)):
+        what, way = "is a secret of", ""
+        if not is_known and name not in facts.secrets.split():
+            what, way = "is hidden by", ". If it is none, fork or branch in its program"
         raise errors.ConfigurationError(
-            f"{secret[0]!r} is a secret of run {facts.run_id!r}, which is never stored: give it "
-            f"when the run goes on, by resume({secret[0]}=...) or branch(inputs=...)"
+            f"{name!r} {what} run {facts.run_id!r}, and a secret is never stored: give it when the "
+            f"run goes on, by resume({name}=...) or branch(inputs=...){way}"
         )
 
 

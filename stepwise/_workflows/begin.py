@@ -708,7 +708,7 @@ def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFac
         cwd=cwd,
         form=form,
         secrets=" ".join(sorted(n for n, v in secret.items() if v is not None)),
-        hidden=" ".join(callee.hiding.names(bound)),
+        hidden=" ".join(callee.hiding.variables(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
         tags={name: secrets.mask(text) for name, text in callee.options.tags},
         made=made,
