@@ -67,6 +67,19 @@ UNFINISHED = ("crashed", "stuck", "failed", "interrupted", "ready", "suspended")
 """The statuses of runs that resume when their program is started again."""
 
 
+_SCORE = "stepwise._workflows.evaluation:score"
+
+
+def is_inner(facts: RunFacts, *, chosen: bool = False) -> bool:
+    """Return whether a list leaves a run out that nobody started: a child run, or a score.
+
+    Args:
+        chosen: True to keep the scores of ``evaluate``, since the workflow or the tags of the runs
+            were chosen.
+    """
+    return bool(facts.parent) or (facts.workflow == _SCORE and not chosen)
+
+
 def known_facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
     """Return the facts of a run that existed a moment ago.
 

@@ -12,7 +12,7 @@ from stepwise._runs.export import first_step, first_variable, source_of
 from stepwise._runs.finding import call_text, find_run, find_step, unsettled
 from stepwise._runs.paths import find, find_recorded, short, size_of
 from stepwise._runs.run import Run, each_listed
-from stepwise._runs.steps import RunStatus, newest_checkpoint, or_why
+from stepwise._runs.steps import RunStatus, is_inner, newest_checkpoint, or_why
 from stepwise._runtime import settings
 from stepwise._values.preview import type_name
 from stepwise.errors import ConfigurationError
@@ -39,7 +39,8 @@ def list_runs(
         start: the number of runs to leave out; an answer says when there are more.
     """
     found = each_listed(workflow or None, status)
-    rows, more = page((_row(each) for each in found if not each.facts.parent), start)
+    kept = (_row(each) for each in found if not is_inner(each.facts, chosen=bool(workflow)))
+    rows, more = page(kept, start)
     return marked({"runs": rows}, more=more)
 
 

@@ -12,11 +12,12 @@ import threading
 import tracemalloc
 
 import pytest
+from click.testing import CliRunner
 from harness import python
 
 import stepwise
 import stepwise._workflows.handles  # pytest reads its source: in 3.11, not beside other threads
-from stepwise import Budget, evaluate, step, tool, workflow
+from stepwise import Budget, cli, evaluate, step, tool, workflow
 
 made = []
 
@@ -325,6 +326,37 @@ def test_a_score_without_its_function():
     scoring = stepwise.runs(tags={"scores": run.id})[0]
     with pytest.raises(stepwise.ConfigurationError, match=r"only the call of evaluate\(\) has"):
         scoring.resume().result()
+
+
+def test_scores_are_no_runs_of_their_own():
+    """Lists leave scores out, as they do child runs, unless they are asked for."""
+    from stepwise._runs.finding import find_run
+    from stepwise.mcp._looking import list_runs
+    from stepwise.ui._reading import parsed
+
+    run = agent.options(run_id="tides").execute("tides")
+    everything(run)
+    scores = {each.id for each in stepwise.runs(tags={"scores": run.id})}
+    scores |= {each.id for each in stepwise.runs("score")}
+    assert len(scores) == 3
+
+    def listed(*words):
+        return {
+            each["id"]
+            for each in json.loads(CliRunner().invoke(cli.main, ["runs", "--json", *words]).stdout)
+        }
+
+    own = {run.id, *(each.run.id for each in run.branches)}
+    assert listed() == {each["id"] for each in list_runs()["recorded"]["runs"]} == own
+    assert listed("--children") == own | scores
+    assert listed("--workflow", "score") == scores
+    assert listed("--tag", f"scores={run.id}") < scores
+    assert find_run(None).id in own
+    for words, found in {"": own, "children:yes": own | scores, "workflow:score": scores}.items():
+        meant = parsed(words, 0.0).is_meant
+        kept = [each.id for each in stepwise.runs() if meant(each._facts())]
+        assert found <= {*kept} <= own | scores
+        assert scores.isdisjoint(kept) == (not words)
 
 
 def test_long_variations_are_told_apart():
