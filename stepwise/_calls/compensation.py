@@ -5,6 +5,9 @@ in the journal before it runs and recorded after it, as side effects are.  So a 
 between repeats no compensation: a compensation that was started and never finished is in doubt.
 Undone calls count as not done: called again, the workflow makes these calls anew, while plain steps
 are still answered from the journal.
+
+A side effect that several runs share is undone by one of them: a fork undoes none that it shares;
+an adopted branch undoes what its base had done before, and the base only what came behind that.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator, Mapping
 from typing import Any
 
 from stepwise._calls.doubt import (
@@ -27,13 +30,19 @@ from stepwise._calls.steps import Step, compensated_tools
 from stepwise._execution.outcomes import settled
 from stepwise._execution.viewer import view
 from stepwise._identity.identity import compensation_key
-from stepwise._journal.journal import Journal, Position, facts_of, owned_journal
+from stepwise._journal.journal import (
+    Journal,
+    Position,
+    beginning_of_branch,
+    facts_of,
+    owned_journal,
+    read_one,
+)
 from stepwise._journal.projection import Calls, RecordedCall, announcements
 from stepwise._journal.records import (
     Call,
     Compensated,
     Compensating,
-    Entry,
     Forgotten,
     Record,
     RunFacts,
@@ -49,24 +58,63 @@ Item = tuple[Record, bytes]  # a record with its payload
 class _Effects:
     """The side effects in a journal that are to be undone, newest first.
 
+    Args:
+        whose: the run, and the bases of it whose side effects it undoes as well.
+        heir: the branch that goes on instead of the run, and undoes what both share; empty if there
+            is none.
+
     Attributes:
         undone: True if something was undone since the run's last attempt.
         by: who asked for the undoing; empty if the run undoes its own calls.
     """
 
-    def __init__(self, entries: list[Entry], codec: Codec, by: str = "") -> None:
+    def __init__(self, journal: Journal, whose: list[RunFacts], by: str, heir: str) -> None:
+        entries = journal.load(Position(whose[0].pruned, None))
         calls = Calls(entries)
-        self.codec = codec
+        self.codec = Codec(whose[0].codec)
         self.by = by
+        self.whose = [each.run_id for each in whose]
         self.undone = calls.undone
         self.announced = announcements(entries)
+        self._take_from_bases(journal)
         self._around: dict[int, list[Call]] = {}
         for entry in entries:
             if entry.outcome is not None:
                 for inner in entry.outcome.inner:
                     self._around.setdefault(inner, []).append(entry.outcome.call)
-        effects = [each for each in calls if each.call.number in self.announced]
+        self._of_heir: Mapping[str, Any] = {}
+        last = 0
+        if heir:
+            begins = beginning_of_branch(journal.store, journal.seal, heir)
+            if begins is None:
+                raise ConfigurationError(
+                    f"run {whose[0].run_id!r} cannot be undone: its branch {heir!r} went on "
+                    "instead, and is gone, so that nobody knows what that branch has undone"
+                )
+            last, self._of_heir = begins[0] - 1, begins[1].again
+        effects = [
+            each
+            for each in calls
+            if each.call.number in self.announced
+            and (self.announced[each.call.number].number > last or self.heir_of(each))
+        ]
         self.newest_first = sorted(effects, key=lambda each: each.entry.number, reverse=True)
+
+    def _take_from_bases(self, journal: Journal) -> None:
+        """Take the arguments of shared calls from the bases: a branch has them without."""
+        place = journal.store, journal.seal
+        begins = [beginning_of_branch(*place, each) for each in self.whose]
+        first = [each[0] if each is not None else 0 for each in begins]
+        for number, announced in self.announced.items():
+            at = announced.number
+            owner = next((n for n, begin in enumerate(first) if at >= begin), 0)
+            if owner:
+                self.announced[number] = read_one(*place, self.whose[owner], at) or announced
+
+    def heir_of(self, effect: RecordedCall) -> str:
+        """Return the child run of a call in the branch that goes on; empty if there is none."""
+        child: str = self._of_heir.get(str(effect.call.number), ("", ""))[1]
+        return child
 
     def can_be_undone(self, effect: RecordedCall) -> bool:
         """Return whether the tool had a compensation, so that its arguments are recorded."""
@@ -91,7 +139,14 @@ class _Effects:
         return tuple(sorted({call.number for call in around}))
 
 
-def compensate(journal: Journal, facts: RunFacts, by: str = "") -> Core:
+def compensate(
+    journal: Journal,
+    facts: RunFacts,
+    by: str = "",
+    *,
+    heir: str | None = None,
+    above: Container[str] = (),
+) -> Core:
     """Undo the side effects of a run and of its child runs, newest first.
 
     The value of the result is the number of undone side effects.  Its error is what a compensation
@@ -99,6 +154,8 @@ def compensate(journal: Journal, facts: RunFacts, by: str = "") -> Core:
 
     Args:
         by: who asked for it; empty if the run undoes its own calls.
+        heir: the branch that goes on instead; by default the one that was adopted.
+        above: of a child run, the runs whose child runs are undone.
     """
     if facts.pruned:
         return Result(
@@ -107,7 +164,8 @@ def compensate(journal: Journal, facts: RunFacts, by: str = "") -> Core:
                 "(prune_journal=True), so that its side effects are no longer known"
             )
         )
-    effects = _Effects(journal.load(Position()), Codec(facts.codec), by)
+    whose = _with_bases(journal, facts, above)
+    effects = _Effects(journal, whose, by, facts.superseded if heir is None else heir)
     ended: Any = "cancelled" if facts.status == "cancelled" else "failed"
     end = facts.end if facts.status == ended else 0
     undone = facts.undone + (not facts.undoing)
@@ -125,10 +183,30 @@ def compensate(journal: Journal, facts: RunFacts, by: str = "") -> Core:
         told = facts.error or f"undone: {count}"
         after = undoing._replace(undoing=False, error=told, updated_at=time.time())
         journal.append(head=after)
-        notice(f"{facts.run_id}: {count} undone; called again, the workflow repeats them")
+        then = "called again, the workflow repeats them"
+        if facts.superseded:
+            then = f"its branch {facts.superseded} goes on, and undoes what both share"
+        notice(f"{facts.run_id}: {count} undone; {then}")
     elif any(effect.call.child for effect in effects.newest_first):
         journal.append(head=facts)  # the child runs had nothing to undo
     return Result(done)
+
+
+def _with_bases(journal: Journal, facts: RunFacts, above: Container[str]) -> list[RunFacts]:
+    """Return a run, and the bases of it whose side effects it undoes: those of an adopted branch.
+
+    A child run has such a base if that is a child run of its caller's base.
+    """
+    found = [facts]
+    while facts.base:
+        base = facts_of(journal.store, journal.seal, facts.base)
+        if base is None:
+            break
+        if (base.parent not in above) if facts.parent else (base.superseded != facts.run_id):
+            break
+        found.append(base)
+        facts = base
+    return found
 
 
 def _touched(facts: RunFacts) -> RunFacts:
@@ -142,14 +220,16 @@ def _compensate_child(
     its_facts = facts_of(store, seal, run_id)
     if its_facts is None:  # deleted since, or killed before it began
         return 0
-    if facts.forked_from and its_facts.parent != facts.run_id:
+    if facts.forked_from and its_facts.parent not in effects.whose:
         return 0  # compensation of shared records belongs to the original run
+    heir, above = effects.heir_of(effect), effects.whose
     with owned_journal(store, seal, run_id, fsync=journal.fsync) as child:
-        its = _Effects(child.load(Position(its_facts.pruned, None)), Codec())
+        its = _Effects(child, _with_bases(child, its_facts, above), effects.by, heir)
         if any(its.can_be_undone(each) or each.call.child for each in its.newest_first):
             # If this process dies meanwhile, the caller's next resume finishes the undoing first.
             journal.append(head=_touched(facts))
-        done: int = (yield from compensate(child, its_facts, effects.by)).unwrap()
+        result = yield from compensate(child, its_facts, effects.by, heir=heir, above=above)
+        done: int = result.unwrap()
     # A partly undone child run is left for the next attempt at undoing it.
     if its.undone or done:
         compensated = Compensated(effect.call.number, at=time.time(), by=effects.by)

@@ -221,8 +221,9 @@ class Checkpoints:
         if reads_files:
             state = state._replace(before="")
         name = _name(state)
-        # The first checkpoint of a branch says which variables it was given.
-        first = self._names[0] if facts.base and self._names else ""
+        # The first checkpoint of a fork or a branch says which variables it was given.
+        is_fork = facts.base or (facts.forked_from and not self.prunes_journal)
+        first = self._names[0] if is_fork and self._names else ""
         kept, gone, whole = self._sorted_out(name, reads_files=reads_files, stays=first)
         if reads_files:
             state = state._replace(before=self._before[name])
@@ -383,6 +384,20 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
     if not vault.holds(Needs.of(state.needs)):
         return None
     return Loaded(name, state, opened.payload, vault)
+
+
+def lost_by_replay(store: Store, seal: Seal, facts: RunFacts) -> str:
+    """Return what a replay from the top would lose, as text: the variables that a fork was given.
+
+    Its first checkpoint has them; the arguments of the run are those of its source.
+    """
+    names = store.names(facts.run_id, PREFIX) if facts.forked_from else []
+    loaded = load_checkpoint(Vault(store, seal, facts.run_id), names[0]) if names else None
+    if loaded is not None and loaded.state.changed:
+        given = ", ".join(dict.fromkeys(name for name, *_ in loaded.state.changed))
+        return f"the variables that it was given at {loaded.state.where} ({given})"
+    damaged = loaded is None and names and facts.base
+    return "the variables that it was given, whose checkpoint does not verify" if damaged else ""
 
 
 def spent_so_far(store: Store, run_id: str, seal: Seal | None = None) -> Sums:

@@ -345,6 +345,13 @@ def of_argument(value: object, numbering: Numbering) -> tuple[bytes, list[object
         return found, unknown
 
 
+def whole(value: object) -> tuple[bytes, list[object]]:
+    """Encode a value with all that tells it from others, times and ids too, as :func:`lenient`."""
+    encoder = Lenient((), masking=False)
+    encoder.exactly, encoder.numbering = True, None
+    return encoder.whole_of(value), encoder.unknown
+
+
 def _is_irreplaceable(value: object) -> bool:
     """Return whether a value is consumed by a call, or is a container or an array of data."""
     cls = type(value)

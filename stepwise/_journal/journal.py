@@ -224,6 +224,12 @@ def each_branch(store: Store, seal: Seal, run_id: str) -> Iterator[records.RunFa
             yield facts
 
 
+def is_half_adopted(store: Store, seal: Seal, facts: records.RunFacts) -> bool:
+    """Return whether a branch goes on instead of its base, and does not know it: adopting died."""
+    base = facts_of(store, seal, facts.base) if facts.base and facts.is_branch else None
+    return base is not None and base.superseded == facts.run_id
+
+
 def is_ready(facts: records.RunFacts) -> bool:
     """Return whether a run is a fork that nobody has executed yet."""
     # The process that executes the run updates the head when the execution begins.
@@ -370,6 +376,15 @@ def _branched(
     except DamagedError:
         return None
     return record if isinstance(record, records.Branched) else None
+
+
+def beginning_of_branch(
+    store: Store, seal: Seal, run_id: str
+) -> tuple[int, records.Branched] | None:
+    """Return the number and the record of the beginning of a branch; ``None`` for other runs."""
+    row = next(iter(store.read(run_id)), None)
+    branched = _branched(seal, run_id, row, 0) if row is not None else None
+    return (row[0], branched) if row is not None and branched is not None else None
 
 
 def _shared(

@@ -42,9 +42,11 @@ from stepwise._runs.fork import (
     point_of,
     refuse_answered,
     refuse_secrets,
+    refuse_undone,
     share,
 )
 from stepwise._runs.messages import forward
+from stepwise._runs.steps import instead
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import printable
 from stepwise._runtime.options import check_kind
@@ -73,6 +75,7 @@ class BranchPoint:
             why = f"it is a child run of {facts.parent!r}" if facts.parent else "it was pruned"
             raise ConfigurationError(f"run {run.id!r} cannot have branches, since {why}")
         self.cut, self.loaded = point_of(self.source, self._change(at), {})
+        refuse_undone(self.source.entries, self.cut, f"run {run.id!r} cannot be branched there")
 
     @property
     def facts(self) -> RunFacts:
@@ -359,7 +362,7 @@ def origin_of(run: Any) -> Iterator[tuple[str, str]]:
     elif facts.effects:
         yield "effects", printable(effects_text(facts.effects))
     if facts.superseded:
-        yield "adopted", f"{facts.superseded} goes on instead of this run"
+        yield "adopted", instead(run.store, run._seal, facts)
 
 
 # -- adopting --------------------------------------------------------------------------------------
@@ -384,14 +387,20 @@ def adopt(run: Any) -> None:
     with run._journal() as (journal, _):
         with owned_journal(run.store, run._seal, base) as of_base:
             above, record = facts_of(run.store, run._seal, base), Superseded(run.id, who, now)
-            of_base.load(tolerant=True)
-            known = above.superseded if above is not None else ""
+            entries, known = of_base.load(tolerant=True), above.superseded if above else ""
+            what = f"branch {run.id!r} cannot be adopted"
             if known not in ("", run.id):
                 raise ConfigurationError(
-                    f"branch {run.id!r} cannot be adopted: {known!r} was, and goes on instead of "
-                    f"run {base!r}"
+                    f"{what}: {known!r} was, and goes on instead of run {base!r}"
                 )
             if above is not None and not known:
+                if above.undoing:
+                    raise ConfigurationError(
+                        f"{what}: the side effects of run {base!r} are being undone. Let that end: "
+                        f"stepwise.get_run({base!r}).compensate()"
+                    )
+                cut = next(iter(run.store.read(run.id)))[0] - 1
+                refuse_undone(entries, cut, what)
                 of_base.append((record, b""), head=superseded(above, record))
         if above is not None:  # before the branch is adopted: no call of the base looks again then
             forward(run.store, run._seal, base)

@@ -451,7 +451,12 @@ class Copier:
             CorruptStoreError: the run is damaged in one of the stores.
             RunNotFoundError: the source has nothing under this name.
         """
-        facts = self._facts(name)
+        facts, given = self._facts(name), name
+        while facts is not None and facts.superseded:  # its branch brings it along
+            branch = journals.facts_of(self.source, self.seal, facts.superseded)
+            if branch is None:
+                break
+            facts, name = branch, branch.run_id
         known = (
             journals.children_of(self.source, self.seal) if facts and children is None else children
         )
@@ -460,7 +465,7 @@ class Copier:
             self._held(self.source, name, patience),
             self._held(self.target, name, patience) as epoch,
         ):
-            entries = [*self._entries(name, known or {})]
+            entries = [*self._entries(name, known or {}, set())]
             lacking = [each for each in entries if not each.is_whole]
             if lacking and not self._messages:
                 self._refuse_messages(name, lacking)
@@ -469,21 +474,33 @@ class Copier:
         self._list(name)
         below = {each.run_id for each in lacking} - {name}
         records, size = (sum(each.records for each in entries), sum(each.size for each in entries))
-        return Copied(name, "copied" if lacking else "there", records, size, len(below))
+        return Copied(given, "copied" if lacking else "there", records, size, len(below))
 
-    def _entries(self, name: str, children: Mapping[str, list[str]]) -> Iterator[_StoreEntry]:
-        """Yield the compared entries of a name; for a run, also of its inbox and children."""
+    def _entries(
+        self, name: str, children: Mapping[str, list[str]], met: set[str]
+    ) -> Iterator[_StoreEntry]:
+        """Yield the compared entries of a name; for a run, also of its inbox and children.
+
+        A branch comes before its base, which is written first.
+
+        Args:
+            met: the runs whose entries were yielded.
+        """
         facts = self._facts(name)
+        met.add(name)
+        branch = facts.superseded if facts is not None else ""
+        if branch and branch not in met and journals.facts_of(self.source, self.seal, branch):
+            yield from self._entries(branch, children, met)
         yield _StoreEntry(self, name, facts).compare()
         if facts is not None and journals.is_begun(self.source, journals.inbox_name(name)):
             self._check_inbox(name)
             yield _StoreEntry(self, journals.inbox_name(name)).compare()
         if facts is not None and journals.is_begun(self.source, journals.stream_name(name)):
             yield _StoreEntry(self, journals.stream_name(name)).compare()
-        for child in children.get(name, ()):
-            yield from self._entries(child, children)
-        if facts is not None and facts.base:
-            yield from self._entries(facts.base, children)
+        base = facts.base if facts is not None else ""
+        for each in (*children.get(name, ()), base):
+            if each and each not in met:
+                yield from self._entries(each, children, met)
 
     def _facts(self, name: str) -> RunFacts | None:
         """Return the facts of a run; ``None`` for a log, and for objects that belong to no run.

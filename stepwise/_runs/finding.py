@@ -10,7 +10,7 @@ from stepwise._display.terminal import ago, elided, line_of
 from stepwise._runs.maintenance import store_url
 from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run, each_listed, get_run, listed
-from stepwise._runs.steps import UNFINISHED, StepRecord
+from stepwise._runs.steps import UNFINISHED, StepRecord, is_inner
 from stepwise._runtime.messages import printable, shell_word
 from stepwise.errors import RunNotFoundError, StepNotFoundError
 
@@ -28,7 +28,7 @@ def find_run(run_id: str | None) -> Run:
     Without an id, return the latest run.
     """
     if run_id is None:
-        latest = next((each for each in each_listed() if not each.facts.parent), None)
+        latest = next((each for each in each_listed() if not is_inner(each.facts)), None)
         if latest is None:
             raise RunNotFoundError(f"no runs in {store_url()}", run_id="")
         return latest.run
@@ -36,7 +36,7 @@ def find_run(run_id: str | None) -> Run:
         return get_run(run_id)
     except RunNotFoundError:
         begun = [*each_listed(ids=lambda each: each.startswith(run_id))]
-        found = [each for each in begun if not each.facts.parent] or begun
+        found = [each for each in begun if not is_inner(each.facts)] or begun
         if not run_id or not found:
             raise
     if len(found) == 1:

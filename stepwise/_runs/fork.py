@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,7 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
         )
     results = {source.number_of(step): value for step, value in change.results.items()}
     cut, loaded = point_of(source, change, results)
+    refuse_undone(source.entries, cut, f"run {run_id!r} cannot be forked there")
     if not change.messages:
         _refuse_messages(source, cut, loaded)
     _NewRun(source, new_id, cut, loaded).copy(change.variables, results)
@@ -131,19 +132,42 @@ def refuse_answered(store: Store, seal: Seal, facts: records.RunFacts, participl
 def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
     """Refuse to record the value of a secret as that of a variable.
 
-    The run has recorded the names of the secrets that its call gave; the workflow knows all.
+    The run has recorded the names of the secrets that its call gave, and which names are hidden;
+    the workflow knows which of these are secret.
 
     Raises:
-        ConfigurationError: one of the variables is a secret argument of the run.
+        ConfigurationError: one of the variables is a secret argument of the run, or may be one.
     """
-    declared: Collection[str] = ()
-    with suppress(errors.ConfigurationError):  # a workflow that this process does not know
-        declared = known_workflow(facts.workflow).definition.parameters.hiding.secret
-    secret = sorted({*facts.secrets.split(), *declared}.intersection(names))
-    if secret:
+    secret, is_known = {*facts.secrets.split()}, True
+    try:
+        secret |= known_workflow(facts.workflow).definition.parameters.hiding.secret
+    except errors.ConfigurationError:  # a workflow that this process does not know
+        secret, is_known = secret | {*facts.hidden.split()}, False
+    for name in sorted(secret.intersection(names)):
+        what, way = "is a secret of", ""
+        if not is_known and name not in facts.secrets.split():
+            what, way = "is hidden by", ". If it is none, fork or branch in its program"
         raise errors.ConfigurationError(
-            f"{secret[0]!r} is a secret of run {facts.run_id!r}, which is never stored: give it "
-            f"when the run goes on, by resume({secret[0]}=...) or branch(inputs=...)"
+            f"{name!r} {what} run {facts.run_id!r}, and a secret is never stored: give it when the "
+            f"run goes on, by resume({name}=...) or branch(inputs=...){way}"
+        )
+
+
+def refuse_undone(entries: Collection[records.Entry], cut: int, what: str) -> None:
+    """Refuse to go on from side effects that were undone later.
+
+    Args:
+        what: cannot be done, for the message.
+
+    Raises:
+        ConfigurationError: a call up to record ``cut`` was undone behind it.
+    """
+    undone = projection.Places(each for each in entries if each.number > cut).undone
+    shared = projection.announcements(each for each in entries if each.number <= cut)
+    for number in sorted(undone.keys() & shared.keys()):
+        raise errors.ConfigurationError(
+            f"{what}: step {number} was undone since, and would count as done. Choose an earlier "
+            "step (at=), or let the run go on first, which makes that call anew"
         )
 
 

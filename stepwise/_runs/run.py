@@ -768,7 +768,14 @@ class Run:
         Raises:
             StepNotFoundError: there is no such step.
             RunBusyError: the run is being executed.
+            ConfigurationError: an adopted branch goes on instead of the run.
         """
+        branch = self._to_go_on()
+        if branch is not self:
+            raise errors.ConfigurationError(
+                f"run {self.id!r} makes no step again, since its branch {branch.id!r} goes on "
+                f"instead. Its steps: stepwise show {shell_word(branch.id)}"
+            )
         with self._journal() as (journal, entries):
             recorded = questions.choose(self.id, step, [*Calls(entries)], "recorded")
             outcome = recorded.outcome

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from stepwise._execution.replaying import Request
-from stepwise._journal.journal import place_of_run
+from stepwise._journal.journal import is_half_adopted, place_of_run
 from stepwise._journal.lease import describe_owner
 from stepwise._runs.run import Run, get_run
 from stepwise._runs.steps import command_to_begin
@@ -47,7 +47,10 @@ def environment_for(run: Run) -> dict[str, str]:
     The program of a branch makes no side effect outside of it, either.
     """
     found = {"STEPWISE_RESUME": run.id, "STEPWISE_STORE": with_password(run.store.url)}
-    return {**found, settings.IN_BRANCH: run.id} if run._facts().is_branch else found
+    facts = run._facts()
+    if facts.is_branch and not is_half_adopted(run.store, run._seal, facts):
+        found[settings.IN_BRANCH] = run.id
+    return found
 
 
 def to_debug(run: Run, folder: str, **asked: Any) -> tuple[Request, dict[str, str]]:

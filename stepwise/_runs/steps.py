@@ -67,6 +67,19 @@ UNFINISHED = ("crashed", "stuck", "failed", "interrupted", "ready", "suspended")
 """The statuses of runs that resume when their program is started again."""
 
 
+_SCORE = "stepwise._workflows.evaluation:score"
+
+
+def is_inner(facts: RunFacts, *, chosen: bool = False) -> bool:
+    """Return whether a list leaves a run out that nobody started: a child run, or a score.
+
+    Args:
+        chosen: True to keep the scores of ``evaluate``, since the workflow or the tags of the runs
+            were chosen.
+    """
+    return bool(facts.parent) or (facts.workflow == _SCORE and not chosen)
+
+
 def known_facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
     """Return the facts of a run that existed a moment ago.
 
@@ -90,12 +103,22 @@ def facts_to_go_on(store: Store, seal: Seal, run_id: str) -> RunFacts:
         branch = facts_of(store, seal, facts.superseded)
         if branch is None:
             raise RunNotFoundError(
-                f"run {run_id!r} went on as its branch {facts.superseded!r}, which is gone. To "
-                f"begin anew: .options(fresh=True), or stepwise forget {shell_word(run_id)}",
+                f"run {run_id!r} is superseded: {instead(store, seal, facts)}",
                 run_id=facts.superseded,
             )
         facts = branch
     return facts
+
+
+def instead(store: Store, seal: Seal, facts: RunFacts) -> str:
+    """Return in words which branch goes on instead of a run, or that it was deleted since."""
+    branch = facts.superseded
+    if facts_of(store, seal, branch) is not None:
+        return f"{branch} goes on instead"
+    return (
+        f"{branch} went on instead, and is gone, with what it returned. To begin anew: "
+        f".options(fresh=True), or stepwise forget {shell_word(facts.run_id)}"
+    )
 
 
 def command_to_begin(facts: RunFacts) -> str:

@@ -728,8 +728,9 @@ class _RunReading:
             "cancelling": f"It is to be cancelled, asked by {self.facts.cancelling}, and unwinds.",
             "cancelled": f"It was cancelled: {error}" if error else "It was cancelled.",
             "ready": "It is a fork that nobody has executed yet.",
-            "superseded": f"Its branch {self.facts.superseded} was adopted, and goes on instead.",
         }.get(self.status)
+        if self.status == "superseded":
+            told = f"A branch was adopted: {run_steps.instead(*self.place[:2], self.facts)}."
         return told if told is not None else self._said_of_death(at, during)
 
     def _said_of_death(self, at: str, doing: str) -> str:

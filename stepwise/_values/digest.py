@@ -860,14 +860,6 @@ def digest(value: object, numbering: Numbering | None = None) -> str:
     return hashlib.sha256(encode(value, numbering)).hexdigest()[:32]
 
 
-def digest_or_class(value: Any) -> str:
-    """Return the digest of a value, or the name of its class if it has none."""
-    try:
-        return digest(value)
-    except DigestError:
-        return type(value).__qualname__
-
-
 def combine(*parts: bytes | str) -> str:
     """Digest several strings so that their boundaries count."""
     return combined([framed(part) for part in parts])

@@ -678,6 +678,7 @@ class Hiding:
     ) -> None:
         self.secret = secret
         self.defaults = {name: defaults[name] for name in secret & defaults.keys()}
+        self._all_defaults = defaults
         self._redact = redact if callable(redact) else None
         self._only_ignored = ignored - secret - (set() if callable(redact) else redact)
         self._instead = {
@@ -714,6 +715,10 @@ class Hiding:
         """Return the names of hidden arguments, and of hidden attributes as ``self.NAME``."""
         attributes = (name for name in self._instead if name.startswith(_SELF))
         return (*self.names(bound), *attributes)
+
+    def variables(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the hidden variables: arguments, those left at their default, too."""
+        return self.names({**self._all_defaults, **bound}) if self.hides else ()
 
     def names(self, bound: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the arguments that are hidden."""

@@ -350,7 +350,7 @@ class NoTurnError(Exception):
 
 
 class SupersededError(errors.RunConflictError):
-    """A branch of the run was adopted, and goes on instead of it."""
+    """A branch of the run was adopted, and goes on instead; or the run is one, half adopted."""
 
 
 def check_may_begin(label: str) -> None:
@@ -494,12 +494,16 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
         )
     if call.explicit:
         check_conflict(call, seal, facts)
-    if facts.superseded:
+    branch = facts.superseded
+    if branch or journals.is_half_adopted(call.store, seal, facts):
         raise SupersededError(
-            f"run {call.run_id!r} is not continued here: its branch {facts.superseded!r} was "
-            f"adopted, and goes on instead. Call that: .options(run_id={facts.superseded!r})",
+            f"run {call.run_id!r} is not continued here: its branch {branch!r} was adopted, and "
+            f"goes on instead. Call that: .options(run_id={branch!r})"
+            if branch
+            else f"branch {call.run_id!r} is not continued here: its adoption was cut off. Finish "
+            f"it first: stepwise adopt {shell_word(call.run_id)}",
             run_id=call.run_id,
-            recorded=f"the branch {facts.superseded}",
+            recorded=f"the branch {branch or call.run_id}",
             given=call.run_id,
         )
     if facts.status == "cancelled":
@@ -704,7 +708,7 @@ def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFac
         cwd=cwd,
         form=form,
         secrets=" ".join(sorted(n for n, v in secret.items() if v is not None)),
-        hidden=" ".join(callee.hiding.names(bound)),
+        hidden=" ".join(callee.hiding.variables(bound)),
         parts=callee.parts.recorded if callee.parts is not None else None,
         tags={name: secrets.mask(text) for name, text in callee.options.tags},
         made=made,
@@ -1549,7 +1553,9 @@ class TopLevel(WorkflowCall):
         from stepwise._runs.branching import adopted_instead  # on use: few runs have branches
 
         branch = adopted_instead(run_of(self.store, self.run_id))
-        if memory.is_first(f"superseded {self.store.url} {self.run_id}"):
+        if branch.id != self.run_id and memory.is_first(
+            f"superseded {self.store.url} {self.run_id}"
+        ):
             notice(f"{self.run_id}: its branch {branch.id} was adopted, and goes on instead")
         self.leave_turn()
         self.run_id = branch.id

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import pathlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -34,7 +35,7 @@ from stepwise._execution.account import Account, pooled
 from stepwise._execution.budget import Budget
 from stepwise._execution.process_memory import KnownWorkflow
 from stepwise._identity.following import version_of
-from stepwise._identity.identity import contents
+from stepwise._identity.identity import random_id, whole
 from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.records import RunFacts
 from stepwise._runs.branch_rows import shown_variables, variation_text
@@ -49,6 +50,7 @@ from stepwise._runs.branching import (
 from stepwise._runs.run import Run, current_run
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple, public
+from stepwise._runtime.messages import notice
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
 from stepwise._values.preview import preview
@@ -61,6 +63,7 @@ BASE = "base"
 """The variation in the row of a run that is no branch."""
 
 _SCORES = "scores"  # the tag of a run that scores another one
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))  # hold nothing
 
 # -- the score of a run ----------------------------------------------------------------------------
 
@@ -120,8 +123,12 @@ def _number(score: Any, judge: CalledFunction) -> float:
     )
 
 
-def _version_of(judge: CalledFunction) -> str:
-    """Return what tells a score from others, and from itself before an edit."""
+def _version_of(judge: CalledFunction) -> tuple[str, list[object]]:
+    """Return what tells a score from others, and from itself before an edit.
+
+    Returns:
+        a digest; and the objects that it holds and that nothing tells from others of their class.
+    """
     recorded = step_of(judge.function)
     if recorded is not None:
         function, code = recorded.function, recorded.code
@@ -130,8 +137,8 @@ def _version_of(judge: CalledFunction) -> str:
         definition = judge.function.definition
         function, name = definition.function, definition.full_name
         code = version_of(function, definition.source).id
-    held = [*judge.args, *judge.kwargs.values(), *contents(function)]
-    return digest.combine(name, code, *map(digest.digest_or_class, held))
+    held, unknown = whole([function, judge.args, dict(judge.kwargs)])
+    return digest.combine(name, code, held), [each for each in unknown if type(each) not in _LOCKS]
 
 
 class _Scorer:
@@ -143,7 +150,15 @@ class _Scorer:
 
     def __init__(self, score: Any) -> None:
         self._judge = callee_of(score, "score", "score= of evaluate()")
-        self._takes_run, self._version = _takes_run(score), _version_of(self._judge)
+        self._takes_run = _takes_run(score)
+        self._version, unknown = _version_of(self._judge)
+        if unknown:
+            self._version += random_id("")
+            notice(
+                f"evaluate() makes its scores anew at each call: {self._judge.name!r} holds "
+                f"{digest.noun(unknown[0])}, and nothing tells whether it is the same one the next "
+                "time. Hold the data that it is made of instead"
+            )
 
     def judge(self, scored: Run) -> float:
         """Return what the function says of a run."""

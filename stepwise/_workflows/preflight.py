@@ -53,6 +53,7 @@ from stepwise._runtime.messages import count
 from stepwise._values.codec import JSON, decode
 from stepwise._values.data import parameter_types
 from stepwise._values.preview import error_text
+from stepwise._values.trees import found_at
 from stepwise._workflows.begin import counted_here, is_call_of
 from stepwise._workflows.definition import BoundCall, Definition
 from stepwise._workflows.rerun import replayed
@@ -380,7 +381,7 @@ class _Examined:
         )
 
     def _at_top(self, fits: Fitting, problem: str) -> Forecast:
-        refusal = cannot_replay(self.facts, fits.why or problem)
+        refusal = cannot_replay(self.journal, self.facts, fits.why or problem)
         if refusal is not None:
             return self._made("refuses", why=str(refusal))
         lost = self._has_lost(fits, None)
@@ -443,7 +444,14 @@ class _Examined:
 
     def _is_known(self, recorded: RecordedCall) -> bool:
         call = recorded.call
-        return is_known(self._module(call.module), call.name) or is_known(call.module, call.name)
+        modules = self._module(call.module), call.module
+        return any(is_known(each, call.name) or self._is_plain(each, call.name) for each in modules)
+
+    def _is_plain(self, module: str, name: str) -> bool:
+        """Return whether a plain function is a step once the workflow gives it to ``best_of``."""
+        if "best_of" not in "".join(self.definition.source.lines):
+            return False
+        return name.endswith("<lambda>") or callable(found_at(module, name))
 
     def _on_wait(self, recorded: RecordedCall, wait: Any) -> Iterator[str]:
         """Yield what has changed about a wait."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stepwise._calls.steps import is_defined_now, known_steps
-from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
+from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State, lost_by_replay
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, debugged
@@ -306,14 +306,21 @@ class Fitting:
         return "; ".join(dict.fromkeys(filter(None, (*self._reasons, self._changed))))
 
 
-def cannot_replay(facts: RunFacts, why: str) -> CodeChangedError | None:
-    """Return the error of a run that would replay without its whole journal, else None."""
-    if not facts.pruned:
-        return None
+def cannot_replay(journal: Journal, facts: RunFacts, why: str) -> CodeChangedError | None:
+    """Return the error of a run that a replay from the top would not bring back, else None."""
+    if facts.pruned:
+        so = (
+            "its journal was pruned (prune_journal=True), so that it cannot be replayed from the "
+            "top"
+        )
+    else:
+        lost = lost_by_replay(journal.store, journal.seal, facts)
+        if not lost:
+            return None
+        so = f"a replay from the top would lose {lost}"
     return CodeChangedError(
-        f"run {facts.run_id!r} cannot resume: {why}, and its journal "
-        "was pruned (prune_journal=True), so that it cannot be replayed from the top. "
-        "Bring back the code as it was, or start over: "
+        f"run {facts.run_id!r} cannot resume: {why or 'earlier calls have to be made again'}, and "
+        f"{so}. Bring back the code as it was, or start over: "
         f"stepwise forget {shell_word(facts.run_id)}",
         run_id=facts.run_id,
     )
@@ -428,7 +435,7 @@ class WorkflowRun(OpenedRun):
     def _replay(self) -> None:
         """Replay the run from the top, with answers from the journal."""
         active = self.active
-        refusal = cannot_replay(active.facts, self._fits.why)
+        refusal = cannot_replay(active.journal, active.facts, self._fits.why)
         if refusal is not None:
             raise refusal
         entries = self._load(Position())

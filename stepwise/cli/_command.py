@@ -31,7 +31,7 @@ from stepwise._runs.finding import find_run as find_run
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.paths import shown
 from stepwise._runs.run import each_listed
-from stepwise._runs.steps import StoppedCall
+from stepwise._runs.steps import StoppedCall, is_inner
 from stepwise._runtime.messages import printable, shell_word
 
 # -- display --------------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionIt
             for each in itertools.islice(
                 each_listed(ids=lambda run_id: run_id.startswith(begun)), _COMPLETED
             )
-            if (begun or not each.facts.parent) and each.facts.run_id.isprintable()
+            if (begun or not is_inner(each.facts)) and each.facts.run_id.isprintable()
         ]
     except (stepwise.StepwiseError, stepwise.RunStopped):
         return []

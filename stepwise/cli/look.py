@@ -44,6 +44,7 @@ from stepwise._runs.steps import (
     UNFINISHED,
     RunStatus,
     begins_text,
+    is_inner,
 )
 from stepwise._runs.streaming import RunStream, shown_item
 from stepwise._runtime.messages import printable, shell_word
@@ -109,7 +110,7 @@ def chosen_runs(function: cli.F) -> cli.F:
     "stepwise runs --json | jq '.[].id'",
 )
 @chosen_runs
-@click.option("--children", is_flag=True, help="Child runs too.")
+@click.option("--children", is_flag=True, help="Child runs and scores, too.")
 @click.option(
     "--since", type=cli.age, metavar="AGE", help="Only those updated in the last 2h, 30d, ..."
 )
@@ -138,7 +139,7 @@ def runs(
 
     def is_meant(facts: Any) -> bool:
         return (
-            (children or not facts.parent)
+            (children or not is_inner(facts, chosen=bool(workflow or tags)))
             and (since is None or facts.updated_at >= now - since)
             and (older_than is None or facts.updated_at <= now - older_than)
         )

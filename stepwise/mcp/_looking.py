@@ -8,11 +8,13 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from stepwise._display.terminal import when
+from stepwise._runs.branch_rows import BranchRows
+from stepwise._runs.branching import existing
 from stepwise._runs.export import first_step, first_variable, source_of
 from stepwise._runs.finding import call_text, find_run, find_step, unsettled
 from stepwise._runs.paths import find, find_recorded, short, size_of
 from stepwise._runs.run import Run, each_listed
-from stepwise._runs.steps import RunStatus, newest_checkpoint, or_why
+from stepwise._runs.steps import RunStatus, is_inner, newest_checkpoint, or_why
 from stepwise._runtime import settings
 from stepwise._values.preview import type_name
 from stepwise.errors import ConfigurationError
@@ -26,6 +28,7 @@ _LINES = 60  # of source before the line at which a run is
 _ROW = 300  # characters of a value among others
 _WHOLE = 3000  # characters of a value alone
 _FRAMES = 4  # innermost frames of a failure
+_OF_BRANCH = ("run", "variation", "effects", "status", "result", "steps", "usd", "parted")
 
 
 def list_runs(
@@ -39,7 +42,8 @@ def list_runs(
         start: the number of runs to leave out; an answer says when there are more.
     """
     found = each_listed(workflow or None, status)
-    rows, more = page((_row(each) for each in found if not each.facts.parent), start)
+    kept = (_row(each) for each in found if not is_inner(each.facts, chosen=bool(workflow)))
+    rows, more = page(kept, start)
     return marked({"runs": rows}, more=more)
 
 
@@ -215,6 +219,19 @@ def _waits_of(run: Run) -> Iterator[dict[str, Any]]:
     yield from (each.to_dict() for each in run.waits if each.ticket not in tickets)
 
 
+def branches(run: str, start: int = 0) -> dict[str, Any]:
+    """List the branches of a run: other variables from one moment on, and what came of each.
+
+    Args:
+        run: the id of the run, or its beginning.
+        start: the number of branches to leave out.
+    """
+    found, made = find_run(run), dict[str, BranchRows]()
+    rows = (each._row(made) for each in existing(found))
+    kept, more = page(({name: row[name] for name in _OF_BRANCH} for row in rows), start)
+    return marked({"branches": kept, "superseded_by": found.superseded_by}, more=more)
+
+
 def spending(by: Literal["workflow", "model", "day", "tag"] = "workflow") -> dict[str, Any]:
     """Sum what the newest runs have spent: US dollars, tokens, steps, seconds, saved by resuming.
 
@@ -294,6 +311,7 @@ TOOLS: dict[str, Callable[..., dict[str, Any]]] = {
     "diff": diff,
     "in_doubt": in_doubt,
     "waits": waits,
+    "branches": branches,
     "spending": spending,
     "explain": explain,
     "docs": docs,

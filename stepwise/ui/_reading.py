@@ -52,7 +52,7 @@ from stepwise._runs.messages import messages_of
 from stepwise._runs.overview import overview
 from stepwise._runs.questions import RunQuestions
 from stepwise._runs.run import Listed, Run, each_listed, newest_heads, number_of_runs
-from stepwise._runs.steps import UNFINISHED, RunStatus
+from stepwise._runs.steps import UNFINISHED, RunStatus, is_inner
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
 from stepwise.errors import RunNotFoundError, RunStopped, StepwiseError, StoreError
@@ -382,7 +382,7 @@ class Search(NamedTuple):
     Args:
         workflow, status, tags: as of ``each_listed``.
         begins: the beginning of the ids.
-        children: child runs, too.
+        children: child runs and scores, too.
         where: further conditions.
     """
 
@@ -395,7 +395,7 @@ class Search(NamedTuple):
 
     def is_meant(self, facts: RunFacts) -> bool:
         """Return whether a run is looked for, as far as its facts say."""
-        if facts.parent and not self.children:
+        if not self.children and is_inner(facts, chosen=bool(self.workflow or self.tags)):
             return False
         return all(holds(facts) for holds in self.where)
 

@@ -67,7 +67,7 @@ def test_only_tools_that_look_are_offered():
     assert tools.keys() == {*TOOLS, "fork"}
     assert {*TOOLS} == {
         *("list_runs", "why", "source", "locals", "step", "history", "diff", "in_doubt", "waits"),
-        *("spending", "explain", "docs"),
+        *("branches", "spending", "explain", "docs"),
     }
     looks = {name for name, each in tools.items() if each.annotations.read_only_hint}
     assert looks == {*TOOLS}
@@ -203,6 +203,34 @@ def test_names_are_explained_and_pages_searched(ask, tmp_path):
     more = ask("docs", query="how do I ask for approvals?", start=1).data["sections"][0]
     assert more != first
     assert "no page has a word" in ask("docs", query="xyzzy").problem
+
+
+@workflow(retention="all", secret="key")
+def plans(city, model="small", key=None):
+    found = look_up(city)
+    return mail(f"{model} {found['city']}")
+
+
+def test_branches(ask):
+    """The branches of a run are listed with their variables, outcomes and first other step."""
+    run = plans.options(run_id="plan").execute("Oslo")
+    models = [{"model": f"{INJECTION} {n}"} for n in range(40)]
+    made = run.branch(at=1, variations=[{"model": {"password": "hunter-2"}}, *models])
+    collected = run.branch(at=1, variations=[{"model": "large"}], effects="collect")
+    rows, answer = [], ask("branches", run="plan")
+    while answer.recorded["branches"]:
+        rows += answer.recorded["branches"]
+        assert "hunter" not in answer.texts[0]
+        assert "Ignore all" not in json.dumps({**answer.data, "recorded": ""})
+        assert ("more" in answer.data and answer.data["more"] != "") == (len(rows) < 42)
+        answer = ask("branches", run="plan", start=len(rows))
+    assert [each["run"] for each in rows] == [each.run.id for each in [*made, *collected]]
+    assert (rows[-1]["status"], rows[-1]["variation"]) == ("suspended", "model='large'")
+    assert rows[-1]["result"].startswith("proposes ")
+    assert rows[0]["result"].startswith("refused: send(")
+    assert answer.recorded["superseded_by"] is None
+    collected[0].adopt()
+    assert ask("branches", run="plan").recorded["superseded_by"] == collected[0].run.id
 
 
 # -- what is wrong --------------------------------------------------------------------------------

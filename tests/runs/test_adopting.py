@@ -15,12 +15,13 @@ from stepwise import cli, step, tool, workflow
 from stepwise._journal.lease import Lease
 from stepwise._runs.census import Census
 
-calls = []
+calls, broken = [], set()
 
 
 @pytest.fixture(autouse=True)
 def nothing_called():
     calls.clear()
+    broken.clear()
     stepwise.configure(suspend_after=0)
 
 
@@ -170,7 +171,7 @@ def test_a_handle_that_waits():
     """A suspended base whose handle waits in this process goes on there as the branch."""
     handle = waiting.options(run_id="base").start("tides")
     run = stepwise.get_run("base")
-    until(lambda: run.status == "suspended")
+    until(lambda: run.status == "suspended" and run.owner is None)
     branch = adopted(run)
     branch.send("news", "at last")
     assert handle.result() == "b about tides at last"
@@ -200,6 +201,10 @@ def test_a_supervisor_that_has_the_base():
         until(lambda: branch.status == "completed")
     assert branch.result == "b about tides at last"
     assert run.status == "superseded"
+
+
+def stopped(*_):
+    raise KeyboardInterrupt
 
 
 # -- messages --------------------------------------------------------------------------------------
@@ -250,10 +255,6 @@ def test_what_was_sent_before_a_stop_in_between(place, monkeypatch):
     run = stepwise.get_run("base")
     [branch] = run.branch(at=1, variations=[{"model": "b"}], effects="collect")
     run.send("news", "meanwhile")
-
-    def stopped(*_):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(f"stepwise._runs.branching.{place}", stopped)
         branch.adopt()
@@ -269,11 +270,45 @@ def test_an_adopted_branch_that_was_deleted():
     run = agent.options(run_id="base").execute("tides")
     branch = adopted(run)
     branch.delete()
+    with pytest.raises(stepwise.ConfigurationError, match="is gone"):
+        run.compensate()
     for ask in (calls_again, run.resume, lambda: run.send("news", 1)):
         with pytest.raises(stepwise.RunNotFoundError, match="forget base"):
             ask()
+    assert run.result == "sent about a about tides"  # its own
+    assert f"{branch.id} went on instead, and is gone" in f"{run.why()}"
     run.delete()
     assert calls_again() == "sent about a about tides"
+
+
+def test_no_step_of_a_superseded_run_is_forgotten():
+    """The base makes no step again: it keeps its result, and says which branch goes on."""
+    run = agent.options(run_id="base").execute("tides")
+    branch = adopted(run)
+    with pytest.raises(stepwise.ConfigurationError, match=f"its branch '{branch.id}' goes on"):
+        run.forget("send")
+    assert run.result == "sent about a about tides"
+    branch.forget(2)
+
+
+def test_copied(tmp_path):
+    """A copy of any of them takes along the branch that goes on, so that a call goes on there."""
+    stepwise.configure(store=f"disk:{tmp_path / 'here'}")
+    run = agent.options(run_id="base").execute("tides")
+    [other] = run.branch(at=1, effects=lambda call: "sent")
+    one = adopted(run)
+    two = adopted(one, "c")
+    every = {run.id, one.id, two.id}
+    for each in (run, one, two, other.run):
+        copy = each.copy_to(f"disk:{tmp_path / each.id}")
+        assert {found.id for found in stepwise.runs(store=copy.store)} == {*every, each.id}
+        assert copy.id == each.id
+        assert copy.verify().ok
+        with pytest.raises(stepwise.RunSuspended, match=two.id):
+            agent.options(run_id="base", store=copy.store)("tides")
+    two.delete()
+    with pytest.raises(stepwise.RunNotFoundError, match="is gone"):
+        agent.options(store=run.copy_to(f"disk:{tmp_path / 'late'}").store, run_id="base")("tides")
 
 
 def test_pruned(monkeypatch):
@@ -360,6 +395,149 @@ def test_the_others_are_closed_whatever_they_do():
     assert run.superseded_by == chosen.run.id
 
 
+# -- undoing ---------------------------------------------------------------------------------------
+
+
+@tool(side_effect=True, compensate=lambda call: calls.append(("undo", call.arguments["what"])))
+def book(what):
+    calls.append(("book", what))
+    return what
+
+
+@workflow
+def leg(what):
+    think(what)
+    return book(what)
+
+
+@workflow
+async def async_leg(what):
+    return book(what)
+
+
+parts = {"step": book, "child": leg, "async child": async_leg}
+
+
+async def books(part, model="a"):
+    await either(parts[part]("flight"))
+    await either(parts[part](f"{model} hotel"))
+    if model in broken:
+        raise ConnectionError
+
+
+trip = workflow(name="trip", retention="all")(books)
+safe_trip = workflow(name="safe_trip", retention="all", compensate_on_failure=True)(books)
+
+
+async def either(made):
+    return await made if asyncio.iscoroutine(made) else made
+
+
+def go_on(trip=trip, part="step"):
+    """Call the workflow until it has ended, and approve what it asks; its run."""
+    while True:
+        run = asyncio.run(execute(trip, part))
+        if run.status != "suspended":
+            return run
+        answer(run)
+
+
+async def execute(trip, part):
+    return await trip.options(run_id="base").execute(part)
+
+
+def undone(run):
+    """What a run undoes."""
+    del calls[:]
+    assert run.compensate() == len(calls)
+    return [what for _, what in calls]
+
+
+@pytest.mark.parametrize("part", parts)
+def test_what_a_branch_shares_is_undone_once(part):
+    """The base undoes what it did alone; the branch that goes on also what both share."""
+    run = go_on(part=part)
+    one = adopted(run)
+    go_on(part=part)
+    two = adopted(one, "c")
+    go_on(part=part)
+    assert [undone(each) for each in (run, one)] == [["a hotel"], ["b hotel"]]
+    assert undone(two) == ["c hotel", "flight"]
+    assert [undone(each) for each in (two, run, one)] == [[], [], []]
+
+
+@workflow(retention="all")
+def two_legs():
+    book("flight")
+    think("hotels")
+    if broken:
+        raise ConnectionError
+    return book("hotel")
+
+
+@workflow(retention="all")
+def journey():
+    think("journeys")
+    return two_legs()
+
+
+def test_a_child_run_that_both_went_on_with():
+    """A child run that was half done where the branch began is undone by each for its own part."""
+    broken.add("all")
+    with pytest.raises(ConnectionError):
+        journey.options(run_id="base")()
+    run = stepwise.get_run("base")
+    [branch] = run.branch(at=2, effects="collect")
+    broken.clear()
+    journey.options(run_id="base")()
+    branch.adopt()
+    journey.options(run_id="base")()
+    assert calls == [("book", "flight"), ("book", "hotel"), ("book", "hotel")]
+    assert (undone(run), undone(branch.run)) == (["hotel"], ["hotel", "flight"])
+
+
+def test_an_adopted_branch_that_fails_undoes_what_it_shares():
+    """``compensate_on_failure`` undoes what is shared, once, and only if the branch was adopted."""
+    run = go_on(safe_trip)
+    broken.add("b")
+    [branch, _] = run.branch(at=1, variations=[{"model": "b"}, {"model": "c"}], effects="collect")
+    [answered] = run.branch(at=1, variations=[{"model": "b"}], effects=lambda call: "booked")
+    assert (answered.run.status, answered.run.compensate()) == ("failed", 0)
+    branch.adopt()
+    with pytest.raises(ConnectionError):
+        go_on(safe_trip)
+    broken.clear()
+    assert calls[2:] == [("book", "b hotel"), ("undo", "b hotel"), ("undo", "flight")]
+    assert (undone(branch.run), undone(run)) == ([], ["a hotel"])
+
+
+def test_nothing_goes_on_from_what_was_undone():
+    """What was undone is neither adopted, branched nor forked as if it were done."""
+    run = go_on()
+    [branch] = run.branch(at=1, variations=[{"model": "b"}], effects="collect")
+    assert undone(run) == ["a hotel", "flight"]
+    for refuse in (branch.adopt, run.branch, lambda: run.fork(at=1)):
+        with pytest.raises(stepwise.ConfigurationError, match="step 1 was undone since"):
+            refuse()
+    assert run.superseded_by is None
+    go_on()
+    assert run.fork().status == "ready"
+
+
+def test_the_variables_of_a_branch_are_not_lost():
+    """A branch that would have to begin at the top says which variables that would lose."""
+    run = agent.options(run_id="base").execute("tides")
+    branch = adopted(run)
+    branch.forget(1)
+    with pytest.raises(stepwise.CodeChangedError, match=r"would lose .* \(model\)"):
+        calls_again()
+    fork = run.fork(at=1, locals={"model": "b"})
+    fork.forget(1)
+    with pytest.raises(stepwise.CodeChangedError, match=r"would lose .* \(model\)"):
+        agent.options(run_id=fork.id)("tides")
+    assert calls == ["about a about tides"]
+
+
 # -- killed ----------------------------------------------------------------------------------------
 
 
@@ -399,6 +577,8 @@ def adopt():
 
 if __name__ == "__main__":
     stepwise.configure(suspend_after=0)
+    if "KILL" in os.environ:
+        adopt()
     try:
         print(agent.options(run_id="base")("tides"))
     except stepwise.RunSuspended as error:
@@ -427,6 +607,47 @@ def test_killed_while_adopting(tmp_path, place):
     stepwise.RunBranch(branch, {}).adopt()
     assert {each.status for each in others} <= {"cancelled", "cancelling"}
     assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides", "SENT c a tides"]
+
+
+@pytest.mark.parametrize("named", ["base", "branch"])
+def test_a_resume_finishes_an_adoption(tmp_path, named):
+    """Killed between its two records, an adoption is finished by ``stepwise resume`` of either."""
+    (tmp_path / "program.py").write_text(SCRIPT, encoding="utf-8")
+    assert python("program.py", cwd=tmp_path).stdout.strip() == "sent a a tides"
+    died = python("program.py", cwd=tmp_path, env={**os.environ, "KILL": "Adopted/before"})
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    branch = stepwise.get_run("base")._to_go_on()
+    [other] = [each.run for each in stepwise.get_run("base").branches if each.run != branch]
+    assert branch.to_dict()["status"] == "suspended"
+    given = {"base": "base", "branch": branch.id}[named]
+    for expected in ("suspended", "completed"):
+        python("-m", "stepwise", "resume", given, cwd=tmp_path)
+        assert (branch.status, other.status) == (expected, "cancelled")
+        for question in branch.questions:
+            question.approve()
+    assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides", "SENT c a tides"]
+
+
+@workflow(retention="all")
+def reports(topic, model="a"):
+    found = think(topic)
+    news = stepwise.wait_for("news")
+    return send(f"{model} {found} {news}")
+
+
+def test_a_supervisor_finishes_an_adoption(monkeypatch):
+    """``stepwise up`` finishes a half-done adoption before it goes on with the branch."""
+    with pytest.raises(stepwise.RunSuspended):
+        reports.options(run_id="base")("tides")
+    run = stepwise.get_run("base")
+    [branch] = run.branch(at=1, variations=[{"model": "b"}], effects="collect")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("stepwise._runs.branching.Adopted", stopped)
+        branch.adopt()
+    with Staying():
+        run.send("news", "at last")
+        until(lambda: branch.run.status == "completed")
+    assert calls == ["b about tides at last"]
 
 
 EDITED = """

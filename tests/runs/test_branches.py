@@ -804,18 +804,49 @@ def test_a_secret_that_the_base_was_not_given():
     assert run.branches == []
 
 
+HIDING = """
+import stepwise
+from stepwise import step, workflow
+
+@step
+def think(text):
+    return text
+
+@workflow(retention="all", run_id="base", secret="key", redact="note")
+def agent(topic, key=None, note="none", model="a"):
+    found = think(topic)
+    return think(found + str(bool(key)))
+
+if __name__ == "__main__":
+    print(agent("tides"))
+"""
+
+
+def test_a_secret_from_the_terminal(tmp_path):
+    """A command, which does not know what of the hidden is secret, stores none of it."""
+    (tmp_path / "program.py").write_text(HIDING, encoding="utf-8")
+    assert python("program.py", cwd=tmp_path).stdout == "tidesFalse\n"
+    for name in ("key", "note"):
+        told = CliRunner().invoke(cli.main, ["branch", "base", "--at", "1", "--set", f"{name}=me"])
+        assert f"'{name}' is hidden by run 'base'" in f"{told.exception}"
+        assert "in its program" in f"{told.exception}"
+    told = CliRunner().invoke(cli.main, ["branch", "base", "--at", "1", "--set", "model=b"])
+    assert told.exit_code == 0
+    assert [str(each.variation) for each in stepwise.get_run("base").branches] == ["{'model': 'b'}"]
+
+
 def test_secrets_in_variations():
     """Secrets by name, hidden arguments and credentials are masked in tables; none is stored."""
 
-    @workflow(retention="all", secret="key", redact="topic", name="hides")
-    def calls_a_model(topic, key, model="a"):
+    @workflow(retention="all", secret="key", redact=("topic", "note"), name="hides")
+    def calls_a_model(topic, key, model="a", note="none"):
         api_key = think("none")
         return think("end"), len(model), len(api_key)
 
     run = calls_a_model.execute("tides", "sk-very-secret-0123456789")
     credential = "sk-proj-0123456789abcdef0123"
     variations = [
-        {"api_key": "hunter-number-2", "topic": "private-topic"},
+        {"api_key": "hunter-number-2", "topic": "private-topic", "note": "private-note"},
         {"model": {"password": "hunter-number-3", "n": 1}},
         {"model": f"uses {credential}"},
     ]
@@ -824,7 +855,7 @@ def test_secrets_in_variations():
     shown += [CliRunner().invoke(cli.main, ["show", run.id, "--json"]).output]
     shown += [CliRunner().invoke(cli.main, ["show", each.run.id]).output for each in branches]
     for text in shown:
-        for secret in ("hunter-number", "private-topic", credential):
+        for secret in ("hunter-number", "private-topic", "private-note", credential):
             assert secret not in text, text
     assert "'n': 1" in shown[0]
     with pytest.raises(stepwise.ConfigurationError, match="'key' is a secret"):

@@ -6,16 +6,18 @@ import functools
 import io
 import json
 import os
+import socket
 import sys
 import threading
 import tracemalloc
 
 import pytest
+from click.testing import CliRunner
 from harness import python
 
 import stepwise
 import stepwise._workflows.handles  # pytest reads its source: in 3.11, not beside other threads
-from stepwise import Budget, evaluate, step, tool, workflow
+from stepwise import Budget, cli, evaluate, step, tool, workflow
 
 made = []
 
@@ -174,6 +176,54 @@ def longer_by(by):
     return lambda text: longer(text, by)
 
 
+class Scale:
+    """A judge that holds a number beside an object without a digest."""
+
+    def __init__(self, by, beside):
+        self.by, self.beside = by, beside
+
+    def score(self, text):
+        made.append(("judge", text))
+        return self.by
+
+    __call__ = score
+
+
+def through(function):
+    return lambda text: function(text) + 0
+
+
+JUDGES = {
+    "a method": lambda by: Scale(by, threading.Lock()).score,
+    "an object": lambda by: Scale(by, None),
+    "a partial": lambda by: functools.partial(Scale.score, Scale(by, threading.RLock())),
+    "a captured method": lambda by: through(Scale(by, threading.Lock()).score),
+    "captured code": lambda by: through((lambda _: 1) if by == 1 else (lambda _: 2)),
+    "a default": lambda by: lambda text, by=by: by,
+}
+
+
+@pytest.mark.parametrize("judge", JUDGES.values(), ids=JUDGES)
+def test_another_object_scores_anew(judge):
+    """The scores of one object are not answered for another of its class, but for an equal one."""
+    agent("tides")
+    for by in (1, 2):
+        found = [everything(stepwise.runs(agent), score=judge(by)) for _ in range(2)]
+        assert [[row["score"] for row in each] for each in found] == [[by] * 3] * 2
+    assert len(judged()) in (0, 6)  # by the objects that count
+
+
+def test_an_object_that_nothing_tells_from_others(capfd):
+    """Where nothing tells two judges apart, each call scores anew, and says why."""
+    stepwise.configure(quiet=False)
+    agent("tides")
+    with socket.socket() as one, socket.socket() as two:
+        for by, held in ((1, one), (2, two), (2, two)):
+            found = everything(stepwise.runs(agent), score=Scale(by, held).score)
+            assert [row["score"] for row in found] == [by] * 3
+            assert "'Scale.score' holds a socket.socket" in capfd.readouterr().err
+
+
 PROGRAM = """
 import stepwise
 from stepwise import step, workflow
@@ -276,6 +326,37 @@ def test_a_score_without_its_function():
     scoring = stepwise.runs(tags={"scores": run.id})[0]
     with pytest.raises(stepwise.ConfigurationError, match=r"only the call of evaluate\(\) has"):
         scoring.resume().result()
+
+
+def test_scores_are_no_runs_of_their_own():
+    """Lists leave scores out, as they do child runs, unless they are asked for."""
+    from stepwise._runs.finding import find_run
+    from stepwise.mcp._looking import list_runs
+    from stepwise.ui._reading import parsed
+
+    run = agent.options(run_id="tides").execute("tides")
+    everything(run)
+    scores = {each.id for each in stepwise.runs(tags={"scores": run.id})}
+    scores |= {each.id for each in stepwise.runs("score")}
+    assert len(scores) == 3
+
+    def listed(*words):
+        return {
+            each["id"]
+            for each in json.loads(CliRunner().invoke(cli.main, ["runs", "--json", *words]).stdout)
+        }
+
+    own = {run.id, *(each.run.id for each in run.branches)}
+    assert listed() == {each["id"] for each in list_runs()["recorded"]["runs"]} == own
+    assert listed("--children") == own | scores
+    assert listed("--workflow", "score") == scores
+    assert listed("--tag", f"scores={run.id}") < scores
+    assert find_run(None).id in own
+    for words, found in {"": own, "children:yes": own | scores, "workflow:score": scores}.items():
+        meant = parsed(words, 0.0).is_meant
+        kept = [each.id for each in stepwise.runs() if meant(each._facts())]
+        assert found <= {*kept} <= own | scores
+        assert scores.isdisjoint(kept) == (not words)
 
 
 def test_long_variations_are_told_apart():

@@ -199,6 +199,36 @@ def test_a_replay(folder):
     assert what_is_said(row) == what_happened()
 
 
+CANDIDATES = """import os
+import stepwise
+from stepwise import workflow
+
+def draft(tone):
+    return tone
+
+def rate(tone):
+    if os.environ.get("DIE"):
+        os._exit(7)
+    return len(tone)
+
+@workflow
+def agent(task):
+    first = stepwise.best_of([{"tone": "a"}, {"tone": "b"}], draft, score=lambda text: len(text))
+    return stepwise.best_of([{"tone": "a"}, {"tone": "b"}], draft, score=rate)
+
+if __name__ == "__main__":
+    print(agent("poem"))
+"""
+
+
+def test_plain_candidates(folder):
+    """Plain functions of ``best_of`` are known, and named once they are gone."""
+    die(text=CANDIDATES)
+    assert preflight()[0]["notes"] == []
+    edit(("draft", "drafted"), text=CANDIDATES)
+    assert preflight()[0]["notes"] == ["no function for recorded calls of draft x4"]
+
+
 @pytest.mark.parametrize(
     ("policy", "verdict", "code"),
     [("keep", "resumes", 0), ("rerun", "replays", 1), ("ask", "refuses", 2)],
