@@ -8,8 +8,8 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from typing import Any, Union
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from typing import Any, TypeVar, Union
 
 from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
 from stepwise._execution.concurrency import Gong
@@ -20,6 +20,8 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.unpickling import Data
 from stepwise.errors import RunStopped, StepTimeoutError
+
+T = TypeVar("T")
 
 _DEPTH = 20  # the longest chain of decorators that is followed
 _LATE = 1.0  # seconds beyond the recorded duration to wait for the cancellation
@@ -171,6 +173,17 @@ def cancelled_again(scope: Scope, recorded: RecordedCall) -> Generator[Cancelled
 def drive(core: Core) -> Result:
     """Execute a call until it ends."""
     return resume(core, start(core))
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Execute a coroutine that suspends nowhere, as code does that also has an asynchronous use."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    work.close()
+    raise RuntimeError("a synchronous call was to be awaited")
 
 
 class Unfinished(NamedTuple):

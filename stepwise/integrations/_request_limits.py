@@ -1,27 +1,20 @@
 """The limits of model requests, by model or address: ``instrument(limits={...})``.
 
-A recorded request waits as a call of its run does.  A request that the body of a step makes, or one
-outside any run, waits where it is sent.
+A recorded request waits as a call of its run does; :mod:`._sent_requests` has the others.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from stepwise._calls.limited import Limit, Permit
-from stepwise._calls.rate_limits import left_of, refusal_of
-from stepwise._execution.account import amounts_of_usage
-from stepwise._runtime.clock import elapsed
+from stepwise._calls.limited import Limit
 from stepwise.errors import ConfigurationError
-from stepwise.integrations._model_answers import usage_of
-from stepwise.integrations._model_requests import endpoint_of
 
 _CHARACTERS = 4  # of a text, for a token
-_LONGEST = 600.0  # seconds for which a refused request is sent again
 _OUTPUT = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 limits: dict[str, Limit] = {}
@@ -79,51 +72,3 @@ def _estimate(body: Mapping[str, Any], size: int) -> int | None:
     """
     most = next((body[name] for name in _OUTPUT if isinstance(body.get(name), int)), None)
     return None if most is None else max(1, math.ceil(size / _CHARACTERS) + most)
-
-
-# -- requests that are not recorded ---------------------------------------------------------------
-
-
-def send_limited(limit: Limit, send: Callable[[], Any], request: Any, *, streamed: bool) -> Any:
-    """Send a request in its turn; wait and send it again while the provider refuses it."""
-    began = elapsed()
-    while True:
-        with limit as permit:
-            response = send()
-            again = _heard(permit, request, response, began, streamed=streamed)
-        if not again:
-            return response
-        response.close()
-
-
-async def asend_limited(
-    limit: Limit, send: Callable[[], Awaitable[Any]], request: Any, *, streamed: bool
-) -> Any:
-    """Do what :func:`send_limited` does, for an asynchronous client."""
-    began = elapsed()
-    while True:
-        async with limit as permit:
-            response = await send()
-            again = _heard(permit, request, response, began, streamed=streamed)
-        if not again:
-            return response
-        await response.aclose()
-
-
-def _heard(permit: Permit, request: Any, response: Any, began: float, *, streamed: bool) -> bool:
-    """Tell the limit what an answer says; return whether the request is to be sent again."""
-    headers = {name.lower(): value for name, value in response.headers.items()}
-    seconds = refusal_of(response.status_code, headers)
-    if seconds is not None:
-        permit.pause(seconds)
-        permit.used(0)
-        return elapsed() - began + seconds < _LONGEST
-    left = left_of(headers)
-    if left is not None:
-        permit.left(*left)
-    if not streamed and limits:
-        endpoint = endpoint_of(request.method, request.url.path) or ""
-        kind = headers.get("content-type", "")
-        usage = usage_of(endpoint, kind, response.content, str(request.url))
-        permit.used(int(amounts_of_usage(usage)[1]) or None)
-    return False

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import wrapt
 
+from stepwise._calls.driver import at_once
 from stepwise._calls.limited import Limit
 from stepwise._checkpoints.resources import in_factory
 from stepwise._execution.active_run import Scope, current_scope
@@ -32,22 +33,10 @@ from stepwise._runtime.options import CACHES, check_stream, is_cache
 from stepwise._runtime.settings import Cache
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import SENDER, asks_model, endpoint_of
-from stepwise.integrations._request_cache import SentRequest
-from stepwise.integrations._request_limits import (
-    asend_limited,
-    check_limits,
-    limit_of,
-    send_limited,
-)
+from stepwise.integrations._request_limits import check_limits
 from stepwise.integrations._request_limits import limits as known_limits
-from stepwise.integrations._requests import (
-    Exchange,
-    RequestKind,
-    asend,
-    count_spending,
-    request_cache,
-    send,
-)
+from stepwise.integrations._requests import Exchange, RequestKind, request_cache, send
+from stepwise.integrations._sent_requests import SentRequest
 from stepwise.integrations._supported import does_not_fit, require
 
 # -- unseen requests ------------------------------------------------------------------------------
@@ -336,76 +325,41 @@ def _seen(client: Any, request: Any) -> tuple[RequestKind | None, Scope | None]:
 
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    request = _request(args, kwargs)
-    is_test = _is_answered(client, request)
-    wrapped = _answer if is_test else wrapped
-    (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
-    forward = partial(wrapped, *args, **kwargs)
-    if kind is None:
-        return forward()
-    if scope is not None and scope.call is None:
-        request.read()
-        return send(scope, Exchange(kind, request, forward, streamed=streamed, cached=not is_test))
-    limit = limit_of(request) if known_limits else None  # the step is recorded, if any
-    if limit is not None:
-        forward = partial(send_limited, limit, forward, request, streamed=streamed)
-    if request_cache.cache is None or is_test:
-        response = forward()
-    else:
-        request.read()
-        exchange = Exchange(kind, request, forward, streamed=streamed)
-        sent = SentRequest(exchange, scope, asynchronous=False)
-        response = sent.send()
-        if sent.is_answered:
-            return response
-    if scope is None:
-        return response
-    return count_spending(
-        scope, request, response, kind.emits, streamed=streamed, asynchronous=False
-    )
+    return at_once(_sent(wrapped, client, args, kwargs, is_async=False))
 
 
 async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    request = _request(args, kwargs)
-    is_test = _is_answered(client, request)
-    wrapped = _aanswer if is_test else wrapped
-    (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
-    forward = partial(wrapped, *args, **kwargs)
+    return await _sent(wrapped, client, args, kwargs, is_async=True)
+
+
+async def _sent(wrapped: Any, client: Any, args: Any, kwargs: Any, *, is_async: bool) -> Any:
+    """Send a request, or answer it from the journal or the cache; see :func:`.at_once`."""
+    request, streamed = _request(args, kwargs), bool(kwargs.get("stream", False))
+    is_test, forward = _is_answered(client, request), partial(wrapped, *args, **kwargs)
+    kind, scope = _seen(client, request)
+    how: dict[str, bool] = {"streamed": streamed, "is_async": is_async}
+    is_recorded = scope is not None and scope.call is None
+    is_cached = kind is not None and request_cache.cache is not None and not is_test
+    if is_test or is_recorded or is_cached:
+        _ = await request.aread() if is_async else request.read()
+    if is_test:
+        forward = partial(_aanswer if is_async else _answer, request, streamed)
     if kind is None:
-        return await forward()
-    if scope is not None and scope.call is None:
-        await request.aread()
-        exchange = Exchange(kind, request, forward, streamed=streamed, cached=not is_test)
-        return await asend(scope, exchange)
-    limit = limit_of(request) if known_limits else None
-    if limit is not None:
-        forward = partial(asend_limited, limit, forward, request, streamed=streamed)
-    if request_cache.cache is None or is_test:
-        response = await forward()
-    else:
-        await request.aread()
-        exchange = Exchange(kind, request, forward, streamed=streamed)
-        sent = SentRequest(exchange, scope, asynchronous=True)
-        response = await sent.asend()
-        if sent.is_answered:
-            return response
-    if scope is None:
-        return response
-    return count_spending(
-        scope, request, response, kind.emits, streamed=streamed, asynchronous=True
-    )
+        return await forward() if is_async else forward()
+    exchange: Any = None
+    if is_recorded or is_cached:
+        exchange = Exchange(kind, request, forward, **how, cached=not is_test)
+    if scope is not None and is_recorded:
+        return await send(scope, exchange)
+    return await SentRequest(request, forward, exchange, scope, kind.emits, **how).send()
 
 
-def _answer(*args: Any, **kwargs: Any) -> Any:
-    request = _request(args, kwargs)
-    request.read()
-    return _answers[-1](request, streamed=bool(kwargs.get("stream")), asynchronous=False)
+def _answer(request: Any, streamed: bool) -> Any:
+    return _answers[-1](request, streamed=streamed, asynchronous=False)
 
 
-async def _aanswer(*args: Any, **kwargs: Any) -> Any:
-    request = _request(args, kwargs)
-    await request.aread()
-    return _answers[-1](request, streamed=bool(kwargs.get("stream")), asynchronous=True)
+async def _aanswer(request: Any, streamed: bool) -> Any:
+    return _answers[-1](request, streamed=streamed, asynchronous=True)
 
 
 def _request(args: Any, kwargs: Any) -> Any:
