@@ -37,7 +37,6 @@ from stepwise._execution.active_run import (
     ENDINGS,
     ActiveRun,
     InnerCall,
-    OpenStream,
     Scope,
     branches,
     debugged,
@@ -1211,7 +1210,7 @@ def _tell_waiting(active: ActiveRun, call: Call, match: Match) -> None:
 
 
 @reports
-def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
+def _tell_open(active: ActiveRun, call: Call, stream: Any) -> None:
     what = f"{call.name} has side effects, and was called while {stream.name} is being streamed"
     if active.is_first(what):
         warn(

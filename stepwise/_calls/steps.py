@@ -259,9 +259,8 @@ class Step(Performer):
         self._looked_for_caches = not side_effect
         self._is_lambda = self.name.endswith("<lambda>")
         self._is_checked = self._is_lambda or side_effect
-        self._as_run = record_arguments is None
-        self._records = bool(record_arguments)
-        self._performance = self._kind(records=self._records)
+        self._records = record_arguments  # None: as the run does
+        self._performance = self._kind(records=bool(record_arguments))
         if limit is not None:
             self.limit_calls(limit)
         if cache is not None:
@@ -326,12 +325,12 @@ class Step(Performer):
             parameters = inspect.signature(self.function).parameters.values()
             self._unkeyed = {p.name: p.default for p in parameters if p.default is not p.empty}
         self.limit = limit
-        self._performance = self._kind(records=self._records)
+        self._performance = self._kind(records=bool(self._records))
 
     def cache_calls(self, cache: Cache) -> None:
         """Let results of other runs answer the calls."""
         self.cache = cache
-        self._performance = self._kind(records=self._records)
+        self._performance = self._kind(records=bool(self._records))
 
     def _make_known(self) -> None:
         root, _, inner = self.qualname.partition(".")
@@ -535,7 +534,7 @@ class Step(Performer):
 
     def kind_of_call(self, run: ActiveRun) -> type[Performance]:
         """Return the class of the calls in a run."""
-        if run.records_arguments and self._as_run:
+        if run.records_arguments and self._records is None:
             return self._kind(records=True)
         return self._performance
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from stepwise._calls.async_driver import aresume
 from stepwise._calls.driver import Attempt, Core, Result, at_once, resume
-from stepwise._execution.active_run import ActiveRun, OpenStream
+from stepwise._execution.active_run import ActiveRun
 from stepwise._journal.records import Forgotten
 from stepwise._runtime.messages import notice
 
@@ -27,7 +27,7 @@ Value = Callable[[list[bytes], int], Result]
 Judge = Callable[[list[bytes]], bool]
 
 
-class _StreamedCall(OpenStream):
+class _StreamedCall:
     """The journal's side of a stream.
 
     Args:
@@ -40,9 +40,15 @@ class _StreamedCall(OpenStream):
             goes on.
         finishing: returns whether only the formal end of the stream follows the pieces.
         broken: returns whether the pieces, if nothing follows, are not the whole stream.
+
+    Attributes:
+        left: True if its reader has closed it before its end.
+        flow: the flow of control that an exception was unwinding at that moment; 0 for none.
+        cut: True if the stream ended without its end mark.
     """
 
-    _is_async = False
+    left = cut = _is_async = False
+    flow = 0
 
     def __init__(
         self,

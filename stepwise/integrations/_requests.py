@@ -8,7 +8,9 @@ streamed) is made from the same record.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -16,6 +18,7 @@ from weakref import WeakKeyDictionary
 from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
 from stepwise._calls.driver import Core, Result, at_once, drive, resume, run, until_body
 from stepwise._calls.emitting import emissions_of
+from stepwise._calls.limited import Limit
 from stepwise._calls.rate_limits import LeftOfLimit, left_of, plain_headers
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
@@ -23,7 +26,7 @@ from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.preview import Hiding, Secrets, preview_arguments
-from stepwise.errors import StreamChangedError
+from stepwise.errors import ConfigurationError, StreamChangedError
 from stepwise.integrations import _recorded_responses as recorded
 from stepwise.integrations._model_answers import Telling, shown_of
 from stepwise.integrations._model_requests import (
@@ -33,11 +36,9 @@ from stepwise.integrations._model_requests import (
     keep_headers,
     read_request,
 )
-from stepwise.integrations._request_limits import limit_of, limits
 
 if TYPE_CHECKING:
     from stepwise._calls.call import Performance
-    from stepwise._calls.limited import Limit
     from stepwise._runtime.settings import Cache
 
 # -- the text of answers -------------------------------------------------------------------------
@@ -75,6 +76,68 @@ async def _asaid(
     async for piece in source:
         say(piece)
         yield piece
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+
+_CHARACTERS = 4  # of a text, for a token
+_OUTPUT = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+def check_limits(given: Mapping[str, Limit]) -> None:
+    """Refuse limits that requests cannot have.
+
+    Raises:
+        ConfigurationError: the message names the model or address, and what to write.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"limits={given!r:.200} of instrument(): it must be a dict of limits by model or "
+            'address, such as {"api.openai.com": Limit("openai", requests=500)}'
+        )
+    for name, limit in given.items():
+        if not isinstance(name, str) or not isinstance(limit, Limit):
+            raise ConfigurationError(
+                f"limits={{{name!r:.200}: {limit!r:.200}}} of instrument(): it must be a model or "
+                'an address ("gpt-5", "api.openai.com"), and a stepwise.Limit'
+            )
+        if limit.key is not None:
+            raise ConfigurationError(
+                f"Limit({limit.name!r}) of instrument(limits=...) has a key=, and a request has no "
+                f"such parameter: write limit.of(value), or @step(limit=...)"
+            )
+
+
+def limit_of(request: Any) -> Limit | None:
+    """Return the limit of a request with an estimate of its tokens; ``None`` if it has none."""
+    limits, body = instrumented.limits, None
+    if not limits:
+        return None
+    is_read = hasattr(request.stream, "__iter__")  # else only an asynchronous client can read it
+    if is_read and "json" in request.headers.get("content-type", ""):
+        try:
+            body = json.loads(request.read())
+        except (ValueError, RecursionError):
+            body = None
+    body = body if isinstance(body, dict) else {}
+    url = request.url
+    names = (body.get("model"), f"{url.host}:{url.port}", url.host)
+    found = next((limits[each] for each in names if isinstance(each, str) and each in limits), None)
+    if found is None or found.tokens is None or found.estimate is not None:
+        return found
+    made = replace(found, estimate=_estimate(body, len(request.read()) if is_read else 0))
+    object.__setattr__(made, "_since", found._since)
+    return made
+
+
+def _estimate(body: Mapping[str, Any], size: int) -> int | None:
+    """Return the tokens of a request: its text, and the longest answer that it allows.
+
+    Without a longest answer, return ``None``: the usual number is the better guess.
+    """
+    most = next((body[name] for name in _OUTPUT if isinstance(body.get(name), int)), None)
+    return None if most is None else max(1, math.ceil(size / _CHARACTERS) + most)
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -118,13 +181,23 @@ class RequestKind(NamedTuple):
     emits: str = ""
 
 
-class RequestCache:
-    """Which answers of other runs are used for equal requests to models."""
+class Instrumented:
+    """What ``instrument()`` was told of the requests to models.
 
+    Attributes:
+        kind: the kind of those of all clients; ``None`` unless they are recorded.
+        cache: which answers of other runs are used for equal requests.
+        limits: the limits, by model or address.
+    """
+
+    kind: RequestKind | None = None
     cache: Cache = None
 
+    def __init__(self) -> None:
+        self.limits: dict[str, Limit] = {}
 
-request_cache = RequestCache()
+
+instrumented = Instrumented()
 
 # Requests with these fields change what the provider keeps, ask for what it has not made yet, or
 # let it call tools that act.
@@ -300,7 +373,7 @@ class Exchange:
         self.response: Any = None
         self.run: ActiveRun | None = None
         self.body: Callable[[], Any] = forward
-        self.limit = limit_of(request) if limits else None
+        self.limit = limit_of(request)
         self.cache: Cache = None
         self._streams = recorded.stream_class(recorded.library_of(request))
         endpoint = endpoint_of(request.method, request.url.path)
@@ -309,7 +382,7 @@ class Exchange:
         self.read = read_request(request.method, str(request.url), headers, request.content)
         self.effect = kind.named and self.read.method not in kind.reads
         if cached and not kind.named and not _is_stateful(self.read.body):
-            self.cache = request_cache.cache
+            self.cache = instrumented.cache
         if kind.named:
             counting = {name: headers[name] for name in _COUNTING if name in headers}
             self.read = self.read._replace(headers={**self.read.headers, **counting})

@@ -31,8 +31,14 @@ from stepwise.integrations._recorded_responses import (
     response_from,
     stream_class,
 )
-from stepwise.integrations._request_limits import limit_of, limits
-from stepwise.integrations._requests import Exchange, kept_answer, say_again, saying
+from stepwise.integrations._requests import (
+    Exchange,
+    instrumented,
+    kept_answer,
+    limit_of,
+    say_again,
+    saying,
+)
 
 _CODEC = Codec("json")
 _LONGEST = 600.0  # seconds for which a refused request is sent again
@@ -76,7 +82,7 @@ class SentRequest:
         answer = self._answer()
         if answer is not None:
             return answer
-        limit = limit_of(self._request) if limits else None
+        limit = limit_of(self._request)
         try:
             response = await (self._sent() if limit is None else self._in_turn(limit))
         except BaseException:
@@ -130,7 +136,7 @@ class SentRequest:
             return seconds
         if left is not None:
             permit.left(*left)
-        if not self._streamed and limits:
+        if not self._streamed and instrumented.limits:
             used = _usage_of(self._request, response, response.content)
             permit.used(int(amounts_of_usage(used)[1]) or None)
         return None

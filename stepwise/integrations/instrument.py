@@ -33,9 +33,13 @@ from stepwise._runtime.options import CACHES, check_stream, is_cache
 from stepwise._runtime.settings import Cache
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import SENDER, asks_model, endpoint_of
-from stepwise.integrations._request_limits import check_limits
-from stepwise.integrations._request_limits import limits as known_limits
-from stepwise.integrations._requests import Exchange, RequestKind, request_cache, send
+from stepwise.integrations._requests import (
+    Exchange,
+    RequestKind,
+    check_limits,
+    instrumented,
+    send,
+)
 from stepwise.integrations._sent_requests import SentRequest
 from stepwise.integrations._supported import does_not_fit, require
 
@@ -105,14 +109,6 @@ _MODELS = RequestKind(SENDER)
 """The kind of the requests to models, whichever client sends them."""
 
 
-class _Everywhere:
-    """The kind of the requests to models of all clients, while they are recorded."""
-
-    kind: RequestKind | None = None
-
-
-_everywhere = _Everywhere()
-
 _clients: WeakKeyDictionary[Any, RequestKind] = WeakKeyDictionary()
 """The clients of httpx that are instrumented individually."""
 
@@ -169,15 +165,15 @@ def instrument(
     check_limits(limits)
     if not is_cache(cache):
         raise ConfigurationError(f"cache={cache!r:.200} of instrument(): it must be {CACHES}")
-    known_limits.update(limits)
-    request_cache.cache = cache
+    instrumented.limits.update(limits)
+    instrumented.cache = cache
     models = _MODELS._replace(emits=_checked_stream(emit))
     if client is None:
         if name is not None:
             raise ConfigurationError(
                 "name= is for a client of httpx: stepwise.instrument(client, …)"
             )
-        _everywhere.kind = models
+        instrumented.kind = models
         _wrap_all(*_HTTPX, *_UNSEEN)
     else:
         _instrument(client, name, reads, models)
@@ -220,10 +216,10 @@ def uninstrument(client: Any = None, /) -> None:
     if client is not None:
         _clients.pop(_sender(client)[0], None)
         return
-    _everywhere.kind = None
+    instrumented.kind = None
     _clients.clear()
-    known_limits.clear()
-    request_cache.cache = None
+    instrumented.limits.clear()
+    instrumented.cache = None
     with _mutex:
         for module, path in [] if _answers else list(_wrapped):
             _unwrap(module, path)
@@ -274,7 +270,7 @@ def _kind(client: Any, request: Any) -> RequestKind | None:
     """Return the kind of a recorded request; ``None`` if the request is not recorded."""
     kind = _clients.get(client)
     if kind is None:
-        models = _everywhere.kind
+        models = instrumented.kind
         return models if models is not None and _asks_model(request) else None
     return kind if kind.named or endpoint_of(request.method, request.url.path) else None
 
@@ -339,7 +335,7 @@ async def _sent(wrapped: Any, client: Any, args: Any, kwargs: Any, *, is_async: 
     kind, scope = _seen(client, request)
     how: dict[str, bool] = {"streamed": streamed, "is_async": is_async}
     is_recorded = scope is not None and scope.call is None
-    is_cached = kind is not None and request_cache.cache is not None and not is_test
+    is_cached = kind is not None and instrumented.cache is not None and not is_test
     if is_test or is_recorded or is_cached:
         _ = await request.aread() if is_async else request.read()
     if is_test:
@@ -368,7 +364,7 @@ def _request(args: Any, kwargs: Any) -> Any:
 
 def _unseen(wrapped: Any, _connection: Any, args: Any, kwargs: Any) -> Any:
     """Report a request, given by its method and URL, that is not made with httpx."""
-    if _everywhere.kind is not None and len(args) > 1:
+    if instrumented.kind is not None and len(args) > 1:
         report_unseen(f"{args[0]}", f"{args[1]}")
     return wrapped(*args, **kwargs)
 
