@@ -25,12 +25,14 @@ from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.forks import cached as computed
 from stepwise._values.preview import Hiding, Secrets, preview_arguments
 from stepwise.errors import ConfigurationError, StreamChangedError
 from stepwise.integrations import _recorded_responses as recorded
 from stepwise.integrations._model_answers import Telling, shown_of
 from stepwise.integrations._model_requests import (
     MODEL_REQUEST,
+    ModelRequest,
     endpoint_of,
     is_final,
     keep_headers,
@@ -349,7 +351,7 @@ class Exchange:
 
     Args:
         kind: the kind of request that the client sends.
-        request: a request of httpx whose body has been read.
+        request: a request of httpx; its body has been read if it is recorded or may be cached.
         forward: sends the request, as the client would have.
         streamed: True if the caller reads the answer.
         is_async: True if an asynchronous client sends the request.
@@ -374,18 +376,27 @@ class Exchange:
         self.run: ActiveRun | None = None
         self.body: Callable[[], Any] = forward
         self.limit = limit_of(request)
-        self.cache: Cache = None
+        self.effect = kind.named and request.method.upper() not in kind.reads
+        self._cached = cached and not kind.named
         self._streams = recorded.stream_class(recorded.library_of(request))
-        endpoint = endpoint_of(request.method, request.url.path)
-        self.endpoint = endpoint or ""
+        self.endpoint = endpoint_of(request.method, request.url.path) or ""
+
+    @computed
+    def read(self) -> ModelRequest:
+        """The identity of the request."""
+        request = self.request
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.read = read_request(request.method, str(request.url), headers, request.content)
-        self.effect = kind.named and self.read.method not in kind.reads
-        if cached and not kind.named and not _is_stateful(self.read.body):
-            self.cache = instrumented.cache
-        if kind.named:
-            counting = {name: headers[name] for name in _COUNTING if name in headers}
-            self.read = self.read._replace(headers={**self.read.headers, **counting})
+        read = read_request(request.method, str(request.url), headers, request.content)
+        if not self.kind.named:
+            return read
+        counting = {name: headers[name] for name in _COUNTING if name in headers}
+        return read._replace(headers={**read.headers, **counting})
+
+    @computed
+    def cache(self) -> Cache:
+        """Which answers of other runs may answer the request."""
+        cache = instrumented.cache if self._cached else None
+        return None if cache is None or _is_stateful(self.read.body) else cache
 
     def arguments(self, tag: Callable[[str, bytes], bytes], secrets: Secrets) -> dict[str, Any]:
         """Return the identity of the request, as arguments of its step.

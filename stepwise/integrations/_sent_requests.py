@@ -7,7 +7,7 @@ counts for the run of its step.  Recorded requests do all that as calls of their
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -21,21 +21,17 @@ from stepwise._values.codec import Codec
 from stepwise._values.preview import NO_SECRETS
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_answers import usage_of
-from stepwise.integrations._model_requests import endpoint_of
 from stepwise.integrations._recorded_responses import (
     body_of,
     decompressed,
     is_whole,
-    library_of,
     pieces_of,
     response_from,
-    stream_class,
 )
 from stepwise.integrations._requests import (
     Exchange,
     instrumented,
     kept_answer,
-    limit_of,
     say_again,
     saying,
 )
@@ -48,31 +44,12 @@ class SentRequest:
     """A request that is not recorded.
 
     Args:
-        request: of httpx, whose body has been read if there is an exchange.
-        forward: sends the request.
-        exchange: the request, if the cache may answer it.
         scope: of the step whose body makes it; ``None`` outside of runs.
-        emits: see :class:`.RequestKind`.
-        streamed: whether the caller reads the answer.
-        is_async: whether an asynchronous client sends it.
     """
 
-    def __init__(
-        self,
-        request: Any,
-        forward: Callable[[], Any],
-        exchange: Exchange | None,
-        scope: Scope | None,
-        emits: str,
-        *,
-        streamed: bool,
-        is_async: bool,
-    ) -> None:
-        self._request, self._forward, self._exchange = request, forward, exchange
-        self._scope, self._emits = scope, emits
-        self._streamed, self._is_async = streamed, is_async
+    def __init__(self, exchange: Exchange, scope: Scope | None) -> None:
+        self._exchange, self._scope, self._is_async = exchange, scope, exchange.is_async
         self._began, self._counted = time.time(), (0.0, 0.0, 0.0)
-        self._response: Any = None
         self._source: Any = None
         self._pieces: list[bytes] = []
         self._lookup = self._look_up()
@@ -82,31 +59,31 @@ class SentRequest:
         answer = self._answer()
         if answer is not None:
             return answer
-        limit = limit_of(self._request)
+        exchange, limit = self._exchange, self._exchange.limit
         try:
             response = await (self._sent() if limit is None else self._in_turn(limit))
         except BaseException:
             if self._lookup is not None:
                 self._lookup.release()
             raise
-        self._response = response
+        exchange.response = response
         if self._scope is None and self._lookup is None:
             return response
-        if not self._streamed:
+        if not exchange.streamed:
             self._pieces.append(response.content)
             self._count()
             self._keep(left=False)
         else:
-            self._source, cls = response.stream, stream_class(library_of(self._request))
-            self._say = saying(self._scope, response, self._emits)
-            read = self._aread if self._is_async else self._read
-            response.stream = cls(read, self._close, self._source)
+            self._source = response.stream
+            self._say = saying(self._scope, response, exchange.kind.emits)
+            exchange.read_by(self._aread if self._is_async else self._read, self._close)
         return response
 
     # -- sending ---------------------------------------------------------------------------------
 
     async def _sent(self) -> Any:
-        return await self._forward() if self._is_async else self._forward()
+        forward = self._exchange.forward
+        return await forward() if self._is_async else forward()
 
     async def _in_turn(self, limit: Limit) -> Any:
         """Send the request in its turn; wait and send it again while the provider refuses it."""
@@ -136,8 +113,8 @@ class SentRequest:
             return seconds
         if left is not None:
             permit.left(*left)
-        if not self._streamed and instrumented.limits:
-            used = _usage_of(self._request, response, response.content)
+        if not self._exchange.streamed and instrumented.limits:
+            used = self._usage(response, response.content)
             permit.used(int(amounts_of_usage(used)[1]) or None)
         return None
 
@@ -174,9 +151,9 @@ class SentRequest:
 
     def _received(self, *, left: bool) -> list[bytes]:
         """Return the pieces of the answer; the last one may be cut if its reader has left."""
-        if not self._streamed:
+        if not self._exchange.streamed:
             return self._pieces
-        return decompressed(self._response, self._pieces, int(left))
+        return decompressed(self._exchange.response, self._pieces, int(left))
 
     def _count(self) -> None:
         """Count what the answer has reported since the last count; many readers leave early."""
@@ -184,7 +161,7 @@ class SentRequest:
         if scope is None or scope.call is None:
             return
         body = b"".join(self._received(left=True))
-        spent = amounts_of_usage(_usage_of(self._request, self._response, body))
+        spent = amounts_of_usage(self._usage(self._exchange.response, body))
         before, self._counted = self._counted, spent
         usd, tokens, held = (now - then for now, then in zip(spent, before, strict=True))
         if usd > 0 or tokens > 0:
@@ -195,7 +172,7 @@ class SentRequest:
 
     def _look_up(self) -> Lookup | None:
         exchange, scope = self._exchange, self._scope
-        if exchange is None or exchange.cache is None:
+        if exchange.cache is None:
             return None
         place, secrets = place_of(scope), scope.run.secrets if scope is not None else NO_SECRETS
         step, arguments = exchange.step(), exchange.arguments(place[1].tag, secrets)
@@ -206,7 +183,7 @@ class SentRequest:
     def _answer(self) -> Any:
         exchange, scope = self._exchange, self._scope
         entry = self._lookup.entry if self._lookup is not None else None
-        if entry is None or exchange is None:
+        if entry is None:
             return None
         try:
             form = _CODEC.decode(bytes(entry.payload), entry.form)
@@ -215,36 +192,34 @@ class SentRequest:
         if scope is not None and scope.call is not None:
             scope.run.account.save(scope.call.number, entry.saved)
             say_again(exchange, form, scope)
-        if not self._streamed:
-            return response_from(form, self._request)
+        if not exchange.streamed:
+            return response_from(form, exchange.request)
         read = _apieces_of if self._is_async else pieces_of
         return exchange.again(form, lambda: read(form))
 
     def _keep(self, *, left: bool) -> None:
         """Keep the answer, once; ``left`` if its reader has left, perhaps before its end."""
         exchange, lookup, self._lookup = self._exchange, self._lookup, None
-        if lookup is None or exchange is None:
+        if lookup is None:
             return
-        exchange.response, pieces = self._response, self._received(left=left)
-        is_all = not left or is_whole(self._response, pieces)
+        pieces = self._received(left=left)
+        is_all = not left or is_whole(exchange.response, pieces)
         result = exchange.of_pieces(pieces, 0) if is_all else None
         whole = result is not None and result.error is None
         form = kept_answer(result.value) if result is not None and whole else None
         if form is None:
             lookup.release()
             return
-        usd, tokens, _ = amounts_of_usage(_usage_of(self._request, self._response, body_of(form)))
+        usd, tokens, _ = amounts_of_usage(self._usage(exchange.response, body_of(form)))
         cost = time.time() - self._began, usd, tokens
         lookup.keep(cost, "", _CODEC.encode(form, "an answer"))
+
+    def _usage(self, response: Any, body: bytes) -> dict[str, Any]:
+        """Return the usage that an answer reports."""
+        kind, url = response.headers.get("content-type", ""), str(self._exchange.request.url)
+        return usage_of(self._exchange.endpoint, kind, body, url)
 
 
 async def _apieces_of(form: Mapping[str, Any]) -> AsyncIterator[bytes]:
     for piece in pieces_of(form):
         yield piece
-
-
-def _usage_of(request: Any, response: Any, body: bytes) -> dict[str, Any]:
-    """Return the usage that an answer reports."""
-    endpoint = endpoint_of(request.method, request.url.path) or ""
-    kind = response.headers.get("content-type", "")
-    return usage_of(endpoint, kind, body, str(request.url))

@@ -333,7 +333,6 @@ async def _sent(wrapped: Any, client: Any, args: Any, kwargs: Any, *, is_async: 
     request, streamed = _request(args, kwargs), bool(kwargs.get("stream", False))
     is_test, forward = _is_answered(client, request), partial(wrapped, *args, **kwargs)
     kind, scope = _seen(client, request)
-    how: dict[str, bool] = {"streamed": streamed, "is_async": is_async}
     is_recorded = scope is not None and scope.call is None
     is_cached = kind is not None and instrumented.cache is not None and not is_test
     if is_test or is_recorded or is_cached:
@@ -342,12 +341,11 @@ async def _sent(wrapped: Any, client: Any, args: Any, kwargs: Any, *, is_async: 
         forward = partial(_aanswer if is_async else _answer, request, streamed)
     if kind is None:
         return await forward() if is_async else forward()
-    exchange: Any = None
-    if is_recorded or is_cached:
-        exchange = Exchange(kind, request, forward, **how, cached=not is_test)
+    how: dict[str, bool] = {"streamed": streamed, "is_async": is_async}
+    exchange = Exchange(kind, request, forward, **how, cached=not is_test)
     if scope is not None and is_recorded:
         return await send(scope, exchange)
-    return await SentRequest(request, forward, exchange, scope, kind.emits, **how).send()
+    return await SentRequest(exchange, scope).send()
 
 
 def _answer(request: Any, streamed: bool) -> Any:
