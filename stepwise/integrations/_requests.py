@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +25,6 @@ from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.forks import cached as computed
 from stepwise._values.preview import Hiding, Secrets, preview_arguments
 from stepwise.errors import ConfigurationError, StreamChangedError
 from stepwise.integrations import _recorded_responses as recorded
@@ -381,7 +380,7 @@ class Exchange:
         self._streams = recorded.stream_class(recorded.library_of(request))
         self.endpoint = endpoint_of(request.method, request.url.path) or ""
 
-    @computed
+    @cached_property
     def read(self) -> ModelRequest:
         """The identity of the request."""
         request = self.request
@@ -392,7 +391,7 @@ class Exchange:
         counting = {name: headers[name] for name in _COUNTING if name in headers}
         return read._replace(headers={**read.headers, **counting})
 
-    @computed
+    @cached_property
     def cache(self) -> Cache:
         """Which answers of other runs may answer the request."""
         cache = instrumented.cache if self._cached else None
