@@ -238,18 +238,6 @@ def start(core: Core) -> Operation | Result:
         return result
 
 
-def until_body(core: Core) -> Attempt | Result:
-    """Execute a call up to its body, which the caller runs, or to its result if it has no body."""
-    operation = start(core)
-    try:
-        while not (isinstance(operation, Result) or is_body(operation)):
-            operation = core.send(run(operation))
-    except StopIteration as stop:
-        operation = stop.value
-    assert isinstance(operation, (Attempt, Result))
-    return operation
-
-
 def is_body(operation: Operation) -> bool:
     """Return whether an operation is an attempt of the body, not of ``reconcile=`` or the like."""
     return isinstance(operation, Attempt) and operation.scope is not None

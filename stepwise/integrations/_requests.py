@@ -15,8 +15,8 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
-from stepwise._calls.driver import Core, Result, at_once, drive, resume, run, until_body
+from stepwise._calls.async_driver import adrive, aresume, in_task_of, until_body
+from stepwise._calls.driver import Core, Result, at_once, drive, resume, run
 from stepwise._calls.emitting import emissions_of
 from stepwise._calls.limited import Limit
 from stepwise._calls.rate_limits import LeftOfLimit, left_of, plain_headers
@@ -552,7 +552,7 @@ async def send(scope: Scope, exchange: Exchange) -> Any:
 
 async def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
     core, is_async = exchange.core(scope), exchange.is_async
-    attempt = await auntil_body(core) if is_async else until_body(core)
+    attempt = await until_body(core, is_async=is_async)
     if isinstance(attempt, Result):
         form, replayed = attempt.unwrap(), _areplayed if is_async else _replayed
         return exchange.again(form, lambda: replayed(scope, exchange, form))
