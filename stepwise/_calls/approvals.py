@@ -25,6 +25,7 @@ import os
 from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any, Protocol
 
+from stepwise import errors
 from stepwise._calls.call import Performance, record_failure, record_settled
 from stepwise._calls.doubt import in_doubt
 from stepwise._calls.driver import Attempt, Core, Result, Write, written
@@ -54,14 +55,6 @@ from stepwise._values.data import parameter_types
 from stepwise._values.digest import cell_content
 from stepwise._values.preview import Hiding, Secrets, preview
 from stepwise._values.trees import NOT_STATE, attributes
-from stepwise.errors import (
-    ApprovalDenied,
-    ConfigurationError,
-    DigestError,
-    NotRecordableError,
-    OutsideRunError,
-    UnreadableValueError,
-)
 
 # -- terms ----------------------------------------------------------------------------------------
 
@@ -116,7 +109,7 @@ def terms_of(tool: Asks, codec: Codec, bound: Mapping[str, Any], instance: objec
         stored = _dumped(codec, tool, kept)
         found = codec.secrets.found_in(stored.data)
         arguments = load_arguments(codec, tool, bytes(stored.data), stored.form)
-    except NotRecordableError as problem:
+    except errors.NotRecordableError as problem:
         raise _refused(tool, str(problem)) from problem
     if found:
         raise _refused(
@@ -157,8 +150,8 @@ def _is_tag(seal: Seal, ticket: str, name: str, held: bytes, tags: Mapping[str, 
     return seal.is_tag(f"approval {ticket} {name}", held, tag)
 
 
-def _refused(tool: Asks, why: str) -> ConfigurationError:
-    return ConfigurationError(
+def _refused(tool: Asks, why: str) -> errors.ConfigurationError:
+    return errors.ConfigurationError(
         f"approve= of {tool.what}: a yes is bound to all arguments, which are recorded with the "
         f"question, and {why}"
     )
@@ -221,7 +214,7 @@ def _encodings(
 def _strictly(tool: Asks, name: str, value: Any) -> bytes:
     try:
         return _digest.encode(value)
-    except DigestError as error:
+    except errors.DigestError as error:
         reason = str(error).replace("(at value", f"(at {name}")
         raise _refused(
             tool,
@@ -233,7 +226,7 @@ def _strictly(tool: Asks, name: str, value: Any) -> bytes:
 def _leniently(value: Any, instance: object) -> bytes:
     try:
         return _digest.encode(value)
-    except DigestError:  # use the class, and what is known of the value
+    except errors.DigestError:  # use the class, and what is known of the value
         return identity.digest_part(value, () if instance is None else (instance,))[0].encode()
 
 
@@ -480,7 +473,7 @@ class ApprovedCall(Performance):
                 return Result(error=denied(active.run_id, call, answer))
             try:
                 arguments = self._load(active, asked)
-            except UnreadableValueError as problem:
+            except errors.UnreadableValueError as problem:
                 notice(f"run {active.run_id}: {call.name} asks again, since {problem}")
                 asked, recorded = self._question(call, terms), None
                 continue
@@ -581,10 +574,10 @@ def _why_unsigned(
     return why_unsigned(approvers, said, answer.signature)
 
 
-def denied(run_id: str, call: Call, answer: Answered) -> ApprovalDenied:
+def denied(run_id: str, call: Call, answer: Answered) -> errors.ApprovalDenied:
     """Return the error for a call that a person denied."""
     why = f": {answer.note}" if answer.note else ""
-    return ApprovalDenied(
+    return errors.ApprovalDenied(
         f"{answer.by or 'somebody'} denied step {call.number} of run {run_id!r}, "
         f"{call.name}({call.arguments}){why}",
         run_id=run_id,
@@ -661,7 +654,7 @@ def refuse_outside(tool: Asks, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         OutsideRunError: nobody could be asked.
     """
     if (yield from _is_needed(tool, args, kwargs)):
-        raise OutsideRunError(
+        raise errors.OutsideRunError(
             f"{tool.what} needs an approval, and was called outside of any run, so that nobody "
             "could be asked: call it in a function with @workflow. In a test, the function itself "
             f"is {tool.name}.__wrapped__",
@@ -678,7 +671,7 @@ def _is_needed(
     asked = yield Attempt(tool.approve, args, kwargs, None, f"approve= of {tool.name}")
     needed = asked.unwrap()
     if not isinstance(needed, bool):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"approve= of {tool.what} returned {needed!r}: it returns True if the call needs an "
             "approval, else False"
         )
@@ -718,7 +711,7 @@ def approve(
         ConfigurationError: an argument is invalid, or the call is made inside a step.
     """
     if not isinstance(question, str) or not question.strip():
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"stepwise.approve({question!r}): the question is a text that is not empty: "
             'approve("Send the letter?", details=letter)'
         )

@@ -23,6 +23,7 @@ from stepwise._calls.driver import (
     Wait,
     Write,
     is_body,
+    run,
     start,
     timed_out,
     write,
@@ -37,12 +38,16 @@ async def adrive(core: Core) -> Result:
     return await aresume(core, start(core))
 
 
-async def auntil_body(core: Core) -> Attempt | Result:
-    """Await a call up to its body, which the caller runs, or to its result if it has no body."""
+async def until_body(core: Core, *, is_async: bool) -> Attempt | Result:
+    """Execute a call up to its body, which the caller runs, or to its result if it has no body.
+
+    Args:
+        is_async: whether its operations are awaited; else :func:`.at_once` executes the coroutine.
+    """
     operation = start(core)
     try:
         while not (isinstance(operation, Result) or is_body(operation)):
-            operation = core.send(await arun(operation))
+            operation = core.send(await arun(operation) if is_async else run(operation))
     except StopIteration as stop:
         operation = stop.value
     assert isinstance(operation, (Attempt, Result))

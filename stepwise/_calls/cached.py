@@ -17,7 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from stepwise._calls.call import Performance, record_outcome
+from stepwise._calls.call import record_outcome
 from stepwise._calls.driver import Core, Result
 from stepwise._calls.recording import RecordingCall, record_arguments
 from stepwise._execution.account import amounts_of_usage
@@ -137,7 +137,7 @@ def look_up(
     return Lookup(found, name, key, age, root if several else None, root.run_id if root else "")
 
 
-class _Cached:
+class CachedCall:
     """One call of a step with ``cache=``, mixed into the class of its calls.
 
     Attributes:
@@ -292,13 +292,3 @@ def _reached(value: object) -> Sequence[object] | None:
 def _tell_untold(what: str, why: str) -> None:
     if _is_first((what, why)):
         notice(f"calls of {what} are made, and not answered by the cache, since {why}")
-
-
-def cached(kind: type[Performance]) -> type[Performance]:
-    """Return the class of cached calls that are otherwise calls of this class."""
-    if kind not in _classes:
-        _classes[kind] = type(f"Cached{kind.__name__}", (_Cached, kind), {})
-    return _classes[kind]
-
-
-_classes: dict[type[Performance], type[Performance]] = {}

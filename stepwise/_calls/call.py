@@ -20,6 +20,7 @@ from collections.abc import Callable, Container, Generator, Iterable, Mapping, S
 from functools import cache
 from typing import TYPE_CHECKING, Any, Union
 
+from stepwise import errors
 from stepwise._calls.driver import (
     READY,
     Attempt,
@@ -37,7 +38,6 @@ from stepwise._execution.active_run import (
     ENDINGS,
     ActiveRun,
     InnerCall,
-    OpenStream,
     Scope,
     branches,
     debugged,
@@ -82,17 +82,6 @@ from stepwise._runtime.system_limits import ran_out, stopped
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.preview import Hiding
 from stepwise._values.unpickling import Data
-from stepwise.errors import (
-    ArgumentsChangedWarning,
-    CorruptStoreError,
-    NotRecordableError,
-    OutsideRunError,
-    RunStopped,
-    RunWarning,
-    StepTimeoutError,
-    UnreadableValueError,
-    UnusedRecordWarning,
-)
 
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
@@ -127,7 +116,7 @@ def fail_attempt(
     active, call = attempt.run, attempt.call
     if call is None or call.child:  # a child run has a journal of its own
         return Result()
-    timed_out = isinstance(error, StepTimeoutError) and error.step == call.name
+    timed_out = isinstance(error, errors.StepTimeoutError) and error.step == call.name
     inside = active.inner.inside(attempt.around)
     if not (again or timed_out or inside):
         return Result()
@@ -236,7 +225,7 @@ def _read(active: ActiveRun, inside: Mapping[int, InnerCall]) -> Calls:
             entry = read_one(journal.store, journal.seal, journal.run_id, number)
             if entry is None:
                 raise active.stop(
-                    CorruptStoreError(
+                    errors.CorruptStoreError(
                         f"record {number} of run {active.run_id!r} cannot be read any more, and "
                         "a retry has to know what has been done. stepwise verify says more"
                     )
@@ -289,7 +278,7 @@ def _warn_unmet(active: ActiveRun, call: Call, done: list[Call]) -> None:
     warn(
         f"{call.name} of run {active.run_id!r} was retried, and its last attempt did not call "
         f"these side effects again, which happened or may have happened before: {shown}",
-        UnusedRecordWarning,
+        errors.UnusedRecordWarning,
     )
 
 
@@ -325,7 +314,7 @@ def admit_attempt(scope: Scope, name: str) -> None:
     """
     if scope.run.inner.over and is_over(scope):
         around = scope.call.name if scope.call is not None else scope.run.facts.label
-        raise OutsideRunError(
+        raise errors.OutsideRunError(
             f"{name} was called by a task or thread that outlived an attempt of {around}, which "
             "has failed: the next attempt could make that call twice. Await or join what a step "
             "starts before the step returns or raises",
@@ -441,7 +430,7 @@ def record_failure(
     """
     active, call, error = scope.run, inner.call, result.error
     assert call is not None and error is not None  # noqa: PT018
-    if isinstance(error, RunStopped) and not isinstance(error, ENDINGS):
+    if isinstance(error, errors.RunStopped) and not isinstance(error, ENDINGS):
         active.stop(error)
     elif isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or active.interrupted:
         active.account.cut_off = True  # the call has no outcome: it runs again, or is in doubt
@@ -464,7 +453,7 @@ def record_failure(
                 changes=changes() if changes is not None else None,
                 tries=tries,
             )
-        except NotRecordableError as problem:  # the call stays open
+        except errors.NotRecordableError as problem:  # the call stays open
             notice(f"run {active.run_id}: how {call.name} failed is not recorded, since {problem}")
             return
         yield from record_outcome(
@@ -920,7 +909,7 @@ class Performance:
             value, error, put_back, _ = load_outcome(
                 active.codec, recorded.entry, given, performer.returns
             )
-        except UnreadableValueError as problem:
+        except errors.UnreadableValueError as problem:
             if debugged.compares:
                 return None
             if call.effect and not call.child:
@@ -1052,7 +1041,7 @@ class Performance:
                     end_attempts(inner)
                 try:
                     record = self._completed(call, result.value, inner, tries)
-                except NotRecordableError as error:
+                except errors.NotRecordableError as error:
                     if call.child:  # its own journal can produce the result again
                         return result
                     result = Result(error=error, awaited=awaited)
@@ -1076,7 +1065,9 @@ class Performance:
             finally:
                 if delay is None and not performer.keeps_failures:
                     _tell_failure(active, call, result.error)
-                    active.account.cut_off |= not isinstance(result.error, (Exception, RunStopped))
+                    active.account.cut_off |= not isinstance(
+                        result.error, (Exception, errors.RunStopped)
+                    )
                 elif delay is None:
                     yield from self._failed(inner, result, helper, tries, clean=clean)
             if delay is None:
@@ -1104,7 +1095,7 @@ class Performance:
         """Record the exception of the last attempt of a call."""
         call = inner.call
         assert call is not None
-        if isinstance(result.error, StepTimeoutError) and not self.performer.awaits:
+        if isinstance(result.error, errors.StepTimeoutError) and not self.performer.awaits:
             inner.run.subjects.abandon(self.identity)
         yield from record_failure(
             self.scope,
@@ -1195,7 +1186,7 @@ def _is(answer: object, kind: type) -> bool:
 def _warn_changed(call: Call, recorded: RecordedCall) -> None:
     from stepwise._calls.doubt import changed_text  # on use
 
-    warn(changed_text(call, recorded), ArgumentsChangedWarning)
+    warn(changed_text(call, recorded), errors.ArgumentsChangedWarning)
 
 
 @reports
@@ -1211,7 +1202,7 @@ def _tell_waiting(active: ActiveRun, call: Call, match: Match) -> None:
 
 
 @reports
-def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
+def _tell_open(active: ActiveRun, call: Call, stream: Any) -> None:
     what = f"{call.name} has side effects, and was called while {stream.name} is being streamed"
     if active.is_first(what):
         warn(
@@ -1219,7 +1210,7 @@ def _tell_open(active: ActiveRun, call: Call, stream: OpenStream) -> None:
             "loop: should the run be cut off now, the stream is requested again, and may then say "
             f"something else. Make {call.name} `async def`, in the same event loop, or read the "
             "stream to its end first",
-            RunWarning,
+            errors.RunWarning,
         )
 
 

@@ -8,8 +8,8 @@ import inspect
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from typing import Any, Union
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from typing import Any, TypeVar, Union
 
 from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
 from stepwise._execution.concurrency import Gong
@@ -20,6 +20,8 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.unpickling import Data
 from stepwise.errors import RunStopped, StepTimeoutError
+
+T = TypeVar("T")
 
 _DEPTH = 20  # the longest chain of decorators that is followed
 _LATE = 1.0  # seconds beyond the recorded duration to wait for the cancellation
@@ -173,6 +175,17 @@ def drive(core: Core) -> Result:
     return resume(core, start(core))
 
 
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Execute a coroutine that suspends nowhere, as code does that also has an asynchronous use."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+    work.close()
+    raise RuntimeError("a synchronous call was to be awaited")
+
+
 class Unfinished(NamedTuple):
     """A call that has to be awaited from here on.
 
@@ -223,18 +236,6 @@ def start(core: Core) -> Operation | Result:
     except StopIteration as stop:
         result: Result = stop.value
         return result
-
-
-def until_body(core: Core) -> Attempt | Result:
-    """Execute a call up to its body, which the caller runs, or to its result if it has no body."""
-    operation = start(core)
-    try:
-        while not (isinstance(operation, Result) or is_body(operation)):
-            operation = core.send(run(operation))
-    except StopIteration as stop:
-        operation = stop.value
-    assert isinstance(operation, (Attempt, Result))
-    return operation
 
 
 def is_body(operation: Operation) -> bool:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from stepwise import errors
 from stepwise._calls.call import DECORATED
 from stepwise._calls.driver import (
     Attempt,
@@ -40,12 +41,6 @@ from stepwise._runtime import tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import RemoteTraceback
 from stepwise._values import codec
-from stepwise.errors import (
-    ConfigurationError,
-    NotRecordableError,
-    OutsideRunError,
-    WorkerDiedError,
-)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -71,12 +66,12 @@ def check_executor(what: str, executor: object, resources: object = None) -> Non
 
     names = ", ".join(map(repr, _NAMES))
     if not (isinstance(executor, Executor) or (isinstance(executor, str) and executor in _NAMES)):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"executor={executor!r} of {what}: it must be an executor of concurrent.futures, such "
             f"as ProcessPoolExecutor(), or the name of one: {names}"
         )
     if resources is not None and not isinstance(executor, str):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"resources= of {what} belong to an executor that is given by name ({names}); "
             f"{type(executor).__name__} was made with its own"
         )
@@ -269,7 +264,7 @@ class Elsewhere:
             how, scope = self._died(error), attempt.scope
             if not how or scope is None or scope.call is None:
                 raise
-            raise WorkerDiedError(
+            raise errors.WorkerDiedError(
                 f"the worker that executed {attempt.name!r} died: {how}",
                 run_id=scope.run.run_id,
                 step=scope.call.number,
@@ -312,13 +307,13 @@ def _packed(
     call = (function, args, dict(kwargs))
     try:
         return codec.encode_for_afar(call) if far else codec.encode((*call, {}))
-    except NotRecordableError as error:
+    except errors.NotRecordableError as error:
         place, name = error.path, getattr(function, "__qualname__", function)
         part = "function"
         for number in (1, 2):
             if place.startswith(f"[{number}]"):
                 part = f"argument{place.removeprefix(f'[{number}]')}"
-        raise NotRecordableError(
+        raise errors.NotRecordableError(
             f"a call of {name!r} cannot be sent to another process: its {part} is a "
             f"{error.type_name}. Give it plain data, or an executor of threads",
             path=place,
@@ -371,7 +366,7 @@ class _NotHere:
         self.account = _Purse()
 
     def __getattr__(self, name: str) -> Any:
-        raise OutsideRunError(
+        raise errors.OutsideRunError(
             f"a step, a workflow or a run was used in a worker process of run "
             f"{self.run_id!r}, which only the process that started it can record. Make the "
             "worker's whole job one step, of plain functions",
@@ -460,7 +455,7 @@ def refuse_awaitables(what: str, function: Any) -> None:
         ConfigurationError: the message says how to write the function.
     """
     if gives_awaitable(function) and not inspect.iscoroutinefunction(function):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"executor= of {what}: the function returns an awaitable, which cannot leave the "
             "process that made it; write an `async def` that awaits it"
         )

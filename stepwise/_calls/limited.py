@@ -30,7 +30,6 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from stepwise._calls.call import Performance, mixed
 from stepwise._calls.driver import Attempt, Core, Operation, Result, Wait, Write, drive, is_body
 from stepwise._calls.rate_limits import LeftOfLimit, refused_for
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
@@ -337,7 +336,7 @@ def _raise_error(turn: Turn) -> None:
 # -- a limited call -------------------------------------------------------------------------------
 
 
-class _Limited:
+class LimitedCall:
     """One call of a step with ``limit=``, mixed into the class of its calls.
 
     Attributes:
@@ -539,9 +538,3 @@ class _standing:  # noqa: N801 -- a block
             if active.journal.note is not None:
                 active.doing[number] = shown_call(self._call)
                 active.journal.note(active.doing)
-
-
-def limited(kind: Any) -> type[Performance]:
-    """Return the class of limited calls that are otherwise calls of this class."""
-    made: type[Performance] = mixed(_Limited, kind)
-    return made

@@ -259,22 +259,39 @@ class Step(Performer):
         self._looked_for_caches = not side_effect
         self._is_lambda = self.name.endswith("<lambda>")
         self._is_checked = self._is_lambda or side_effect
-        self._as_run = record_arguments is None
-        self._performance = self._recording if record_arguments else self._plain
+        self._records = record_arguments  # None: as the run does
+        self._performance = self._kind(records=bool(record_arguments))
         if limit is not None:
             self.limit_calls(limit)
         if cache is not None:
             self.cache_calls(cache)
         self._make_known()
 
-    @property
-    def _plain(self) -> Any:
-        """The class of the calls that do not record their arguments."""
-        if not self.approve:
-            return Performance
-        from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
+    def _kind(self, *, records: bool) -> type[Performance]:
+        """Return the class of the calls, which has what the options of the step ask for alone.
 
-        return ApprovedCall
+        Args:
+            records: whether the calls record their arguments.
+        """
+        kind: Any = Performance
+        if self.approve:
+            from stepwise._calls.approvals import ApprovedCall  # on use: few tools ask
+
+            kind = ApprovedCall
+        if records:
+            from stepwise._calls.recording import RecordingCall  # on use: few ask for it
+
+            kind = mixed(RecordingCall, kind)
+        if self.limit is not None:
+            from stepwise._calls.limited import LimitedCall  # on use: few steps are limited
+
+            kind = mixed(LimitedCall, kind)
+        if self.cache is not None:
+            from stepwise._calls.cached import CachedCall  # on use: few steps are cached
+
+            kind = mixed(CachedCall, kind)
+        made: type[Performance] = kind
+        return made
 
     @cached
     def qualname(self) -> str:
@@ -299,37 +316,21 @@ class Step(Performer):
         if "version" not in vars(self) and recorded.holds(self.source):
             self.version = recorded
 
-    @property
-    def _recording(self) -> type[Performance]:
-        """The class of the calls that record their arguments."""
-        from stepwise._calls.recording import RecordingCall  # on use: few ask for it
-
-        kind: type[Performance] = mixed(RecordingCall, self._plain)
-        if self.limit is not None:
-            from stepwise._calls.limited import limited
-
-            kind = limited(kind)
-        if self.cache is not None:
-            from stepwise._calls.cached import cached as with_cache
-
-            kind = with_cache(kind)
-        return kind
-
     def limit_calls(self, limit: Limit) -> None:
         """Let the calls wait for a limit."""
-        from stepwise._calls.limited import check_key, limited  # on use: few steps are limited
-
         if limit.key is not None:
+            from stepwise._calls.limited import check_key  # on use
+
             check_key(limit, limit.key, self.what, self.function)
             parameters = inspect.signature(self.function).parameters.values()
             self._unkeyed = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self.limit, self._performance = limit, limited(self._performance)
+        self.limit = limit
+        self._performance = self._kind(records=bool(self._records))
 
     def cache_calls(self, cache: Cache) -> None:
         """Let results of other runs answer the calls."""
-        from stepwise._calls.cached import cached as with_cache  # on use: few steps are cached
-
-        self.cache, self._performance = cache, with_cache(self._performance)
+        self.cache = cache
+        self._performance = self._kind(records=bool(self._records))
 
     def _make_known(self) -> None:
         root, _, inner = self.qualname.partition(".")
@@ -533,7 +534,9 @@ class Step(Performer):
 
     def kind_of_call(self, run: ActiveRun) -> type[Performance]:
         """Return the class of the calls in a run."""
-        return self._recording if run.records_arguments and self._as_run else self._performance
+        if run.records_arguments and self._records is None:
+            return self._kind(records=True)
+        return self._performance
 
     def _check(self, run: ActiveRun, args: tuple[Any, ...]) -> None:
         """Refuse a second lambda of the same name, and warn of a cache around side effects."""

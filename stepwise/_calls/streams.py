@@ -18,8 +18,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from stepwise._calls.async_driver import aresume
-from stepwise._calls.driver import Attempt, Core, Result, resume
-from stepwise._execution.active_run import ActiveRun, OpenStream
+from stepwise._calls.driver import Attempt, Core, Result, at_once, resume
+from stepwise._execution.active_run import ActiveRun
 from stepwise._journal.records import Forgotten
 from stepwise._runtime.messages import notice
 
@@ -27,7 +27,7 @@ Value = Callable[[list[bytes], int], Result]
 Judge = Callable[[list[bytes]], bool]
 
 
-class _StreamedCall(OpenStream):
+class _StreamedCall:
     """The journal's side of a stream.
 
     Args:
@@ -40,7 +40,15 @@ class _StreamedCall(OpenStream):
             goes on.
         finishing: returns whether only the formal end of the stream follows the pieces.
         broken: returns whether the pieces, if nothing follows, are not the whole stream.
+
+    Attributes:
+        left: True if its reader has closed it before its end.
+        flow: the flow of control that an exception was unwinding at that moment; 0 for none.
+        cut: True if the stream ended without its end mark.
     """
+
+    left = cut = _is_async = False
+    flow = 0
 
     def __init__(
         self,
@@ -75,26 +83,61 @@ class _StreamedCall(OpenStream):
     def leave(self) -> None:
         """Record the part of the stream that was read."""
         number = 0 if self.cut or self._complete(self.pieces) else self._number
-        self._end(lambda: self._value([*self.pieces], number))
+        if self._is_first():
+            given = self._given(lambda: self._value([*self.pieces], number))
+            self._check(given, resume(self._core, self._body, done=given))
 
     def drop(self) -> None:
         """End the call without an outcome."""
         if self._is_first():
             self._core.close()
 
-    def _end(self, result: Callable[[], Result]) -> None:
+    async def _end(self, result: Callable[[], Result]) -> None:
         if self._is_first():
             given = self._given(result)
-            done = resume(self._core, self._body, done=given)
-            if done.error is not None and done.error is not given.error:
-                done.unwrap()
+            if self._is_async:
+                done = await aresume(self._core, self._body, done=given)
+            else:
+                done = resume(self._core, self._body, done=given)
+            self._check(given, done)
 
-    async def _aend(self, result: Callable[[], Result]) -> None:
-        if self._is_first():
-            given = self._given(result)
-            done = await aresume(self._core, self._body, done=given)
-            if done.error is not None and done.error is not given.error:
-                done.unwrap()
+    def _check(self, given: Result, done: Result) -> None:
+        if done.error is not None and done.error is not given.error:
+            done.unwrap()
+
+    async def _read(self) -> bytes | None:
+        """Return the next piece; ``None`` at the end of the stream, which is recorded then."""
+        if self._error is not None:
+            raise self._error
+        if self.exhausted or self.left:
+            return None
+        try:
+            source: Any = self._source
+            piece: Any = await anext(source, None) if self._is_async else next(source, None)
+        except BaseException as error:
+            self._error = error  # for the reader of the stream, if another reads in its place
+            failed = Result(error=error)
+            await self._end(lambda: failed)
+            raise
+        if piece is not None:
+            self.pieces.append(piece)
+        elif self._ran_out():
+            await self._end(self._whole)
+        return piece  # type: ignore[no-any-return]
+
+    async def _read_rest(self) -> None:
+        while (piece := await self._read()) is not None:
+            self.unread.append(piece)
+
+    async def _next(self) -> bytes | None:
+        """Return the next piece for the reader."""
+        piece = self.unread.popleft() if self.unread else await self._read()
+        if self._finishing(self.pieces):
+            # Some readers (litellm) stop here and close nothing.  An error in the remaining
+            # stream is raised if they read on.
+            with contextlib.suppress(Exception):
+                await self._read_rest()
+        return piece
 
     def _given(self, result: Callable[[], Result]) -> Result:
         try:
@@ -135,17 +178,6 @@ class _StreamedCall(OpenStream):
             )
         return not self.cut
 
-    def _is_over(self) -> bool:
-        """Return whether there is nothing more to read; raise the error that cut the stream off."""
-        if self._error is not None:
-            raise self._error
-        return self.exhausted or self.left
-
-    def _failed(self, error: BaseException) -> Result:
-        """Keep the error for the reader of the stream, if another reads in its place."""
-        self._error = error
-        return Result(error=error)
-
     def _is_first(self) -> bool:
         """Mark the call as over; return whether it was open until now.
 
@@ -158,8 +190,6 @@ class _StreamedCall(OpenStream):
 class Streamed(_StreamedCall):
     """The pieces of a synchronous stream, recorded when it ends."""
 
-    _source: Iterator[bytes]
-
     def __init__(self, *opened: Any, **ends: Any) -> None:
         super().__init__(*opened, **ends)
         self._mutex = threading.RLock()
@@ -167,12 +197,7 @@ class Streamed(_StreamedCall):
     def __iter__(self) -> Iterator[bytes]:
         while True:
             with self._mutex:
-                piece = self.unread.popleft() if self.unread else self._read()
-                if self._finishing(self.pieces):
-                    # Some readers (litellm) stop here and close nothing.  An error in the remaining
-                    # stream is raised if they read on.
-                    with contextlib.suppress(Exception):
-                        self.read_rest()
+                piece = at_once(self._next())
             if piece is None:
                 return
             yield piece
@@ -184,36 +209,19 @@ class Streamed(_StreamedCall):
     def read_rest(self) -> None:
         """Read all remaining pieces."""
         with self._mutex:
-            while (piece := self._read()) is not None:
-                self.unread.append(piece)
+            at_once(self._read_rest())
 
     def close(self) -> None:
         """Note that the reader stops reading."""
         with self._mutex:
             if self._closed():
-                self._end(self._whole)
-
-    def _read(self) -> bytes | None:
-        if self._is_over():
-            return None
-        try:
-            piece = next(self._source, None)
-        except BaseException as error:
-            failed = self._failed(error)
-            self._end(lambda: failed)
-            raise
-        if piece is None:
-            if self._ran_out():
-                self._end(self._whole)
-        else:
-            self.pieces.append(piece)
-        return piece
+                at_once(self._end(self._whole))
 
 
 class AsyncStreamed(_StreamedCall):
-    """The pieces of an asynchronous stream, recorded when it ends; see :class:`Streamed`."""
+    """The pieces of an asynchronous stream, recorded when it ends."""
 
-    _source: AsyncIterator[bytes]
+    _is_async = True
 
     def __init__(self, *opened: Any, **ends: Any) -> None:
         super().__init__(*opened, **ends)
@@ -223,10 +231,7 @@ class AsyncStreamed(_StreamedCall):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
             async with self._mutex:
-                piece = self.unread.popleft() if self.unread else await self._read()
-                if self._finishing(self.pieces):  # see Streamed
-                    with contextlib.suppress(Exception):
-                        await self._read_rest()
+                piece = await self._next()
             if piece is None:
                 return
             yield piece
@@ -244,30 +249,10 @@ class AsyncStreamed(_StreamedCall):
             with contextlib.suppress(Exception):  # the reader gets the error
                 await self._read_rest()
 
-    async def _read_rest(self) -> None:
-        while (piece := await self._read()) is not None:
-            self.unread.append(piece)
-
     async def aclose(self) -> None:
         """Note that the reader stops reading."""
         if self._closed():
-            await self._aend(self._whole)
-
-    async def _read(self) -> bytes | None:
-        if self._is_over():
-            return None
-        try:
-            piece = await anext(self._source, None)
-        except BaseException as error:
-            failed = self._failed(error)
-            await self._aend(lambda: failed)
-            raise
-        if piece is None:
-            if self._ran_out():
-                await self._aend(self._whole)
-        else:
-            self.pieces.append(piece)
-        return piece
+            await self._end(self._whole)
 
 
 def forget_beginning(run: ActiveRun, number: int) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stepwise import errors
 from stepwise._calls.awaitables import hand_out
 from stepwise._calls.call import Performance, Performer, record_failure, record_outcome
 from stepwise._calls.driver import Core, Result, Unfinished, Wait, Write, drive, start, written
@@ -35,13 +36,6 @@ from stepwise._runtime.options import check_signal
 from stepwise._values import data, digest
 from stepwise._values.preview import NO_HIDING
 from stepwise._values.unpickling import Data
-from stepwise.errors import (
-    ConfigurationError,
-    NotRecordableError,
-    OutsideRunError,
-    RunStopped,
-    WaitTimeoutError,
-)
 
 if TYPE_CHECKING:
     from stepwise._execution.message_watcher import RunWatch
@@ -65,7 +59,7 @@ def check_may_wait(scope: Scope, what: str) -> None:
         ConfigurationError: the call is made inside a step.
     """
     if scope.call is not None:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what} was called inside {scope.call.name!r}, whose body would run again as a whole: "
             "a step cannot wait. Call it in the workflow's own code, between two steps"
         )
@@ -183,7 +177,7 @@ def sleep_until(when: dt.datetime) -> Any:
     """
     if not isinstance(when, dt.datetime) or when.utcoffset() is None:
         what = "has no time zone" if isinstance(when, dt.datetime) else "is no datetime"
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"stepwise.sleep_until({when!r}): {what}, so that the moment is not known. Write "
             "datetime.now(timezone.utc) + timedelta(hours=1), or "
             'datetime(2030, 1, 31, 9, 0, tzinfo=ZoneInfo("Europe/Berlin"))'
@@ -234,7 +228,7 @@ def in_seconds(given: Any, what: str, option: str = "") -> float:
         if math.isfinite(seconds) and seconds >= 0:
             return seconds
     instead = "leave it out to wait without end" if option else "sleep(3600), sleep(timedelta(1))"
-    raise ConfigurationError(
+    raise errors.ConfigurationError(
         f"stepwise.{what}({option}{given!r}): give a number of seconds that is not negative, or a "
         f"timedelta; {instead}"
     )
@@ -336,7 +330,7 @@ class MessageWait(Waiter):
         """Return the error for a message that did not come in time."""
         what = f"{self.name.removeprefix(f'{WAITS}.')}({self.about!r}) of run {active.run_id!r}"
         return Result(
-            error=WaitTimeoutError(
+            error=errors.WaitTimeoutError(
                 f"{self.missing} {what} within {self.length:g} s",
                 run_id=active.run_id,
                 step=call.number,
@@ -346,7 +340,7 @@ class MessageWait(Waiter):
 
     def outside(self) -> Any:
         """Refuse the call outside of any run."""
-        raise OutsideRunError(
+        raise errors.OutsideRunError(
             f"{self.name}({self.about!r}) was called outside of any run, so that nobody could "
             f"{self.act}: call it in a function with @workflow",
             run_id="",
@@ -400,7 +394,7 @@ class _SignalWait(MessageWait):
 def _take(active: ActiveRun, signal: str) -> Message | None:
     try:
         return active.inbox.take(signal)
-    except RunStopped as error:  # messages are lost, or the store cannot be read
+    except errors.RunStopped as error:  # messages are lost, or the store cannot be read
         raise active.stop(error) from error.__cause__
 
 
@@ -446,7 +440,7 @@ class _Pausing(Performance):
             except BaseException as error:
                 if message is not None:
                     active.inbox.give_back(message)
-                if not isinstance(error, NotRecordableError):
+                if not isinstance(error, errors.NotRecordableError):
                     raise
                 result = Result(error=error)
             else:

@@ -25,7 +25,7 @@ from stepwise import errors
 from stepwise._execution.account import Account, Ordinals, Progress, pool_here
 from stepwise._execution.concurrency import Flows, Unawaited
 from stepwise._execution.failures import Unwinding, handled
-from stepwise._execution.location import Helper, Locator, WatchesSteps
+from stepwise._execution.location import Helper, Locator
 from stepwise._execution.waits import RunInbox, Taken, Waits
 from stepwise._journal import records
 from stepwise._journal.journal import Journal
@@ -670,38 +670,6 @@ def branch_around() -> str:
     return left_branch.get() or _around or (branch if process != os.getpid() else "")
 
 
-class OpenStream:
-    """A call whose value arrives piece by piece, after it has returned.
-
-    Attributes:
-        name: the name of the call.
-        left: True if its reader has closed it before its end.
-        flow: the flow of control that an exception was unwinding at that moment; 0 for none.
-        cut: True if the stream ended without its end mark.
-    """
-
-    name: str
-    left = False
-    flow = 0
-    cut = False
-
-    def can_read_rest(self, *, awaits: bool) -> bool:
-        """Return whether the rest can be read here; ``awaits`` is True in a coroutine function."""
-        raise NotImplementedError
-
-    def read_rest(self) -> Any:
-        """Read the stream to its end, and record it; return an awaitable if it is asynchronous."""
-        raise NotImplementedError
-
-    def leave(self) -> None:
-        """Record the stream as far as it was read, if possible, since nobody reads on."""
-        raise NotImplementedError
-
-    def drop(self) -> None:
-        """End the stream without an outcome."""
-        raise NotImplementedError
-
-
 class Branches:
     """The namer of branches, for frameworks with their own branches.
 
@@ -774,7 +742,7 @@ class ActiveRun:
         self.unwinding = Unwinding(facts.run_id)
         self.records_arguments = settings.record_arguments()
         self.frame_recorder: FrameRecorder | None = _frame_recorder(parent, facts, self.secrets)
-        self.frame: WatchesSteps | None = None
+        self.frame: Any = None  # the ``WorkflowFrame`` of a workflow that can be entered
         self.stopped: errors.RunStopped | None = None
         self.surfacing = Surfacing(weakref.proxy(self))  # no cycle: runs hold large objects
         self.refused: BaseException | None = None  # raised by calls, since the process ends
@@ -789,7 +757,7 @@ class ActiveRun:
         self.unawaited: dict[object, Unawaited] = {}
         self.idle = 0  # tasks that only wait for other tasks of the run, such as a graph's walk
         self.locator = locator
-        self.streams: dict[int, OpenStream] = {}  # by call: open, or left and not recorded yet
+        self.streams: dict[int, Any] = {}  # by call: open, or left and not recorded yet
         self.inner = InnerCalls()
         self.versions: set[tuple[str, str]] = set()  # the ids and steps that were noted here
         self.cut_off: set[int] = set()  # calls that a crash cut off, which continue
@@ -932,7 +900,7 @@ class ActiveRun:
 
     # -- calls -----------------------------------------------------------------------------------
 
-    def open_streams(self) -> list[OpenStream]:
+    def open_streams(self) -> list[Any]:
         """Return the streams that are being read, in this run and the runs that called it."""
         return [
             stream

@@ -6,10 +6,7 @@ import dis
 import sys
 from collections.abc import Container, Iterable
 from types import CodeType, FrameType
-from typing import Any, Protocol
 
-from stepwise._checkpoints.references import KnownValues
-from stepwise._journal.records import Record
 from stepwise._rewrite.positions import Place, Points
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import file_name, is_ours
@@ -24,22 +21,6 @@ _MAP = "stepwise._calls.parallel"
 _LOOPS = ("asyncio.", "threading")
 _BELOW = 6  # our frames below any call: from here to driver.start and its two callers
 _MANY = 1000  # call sites that a run remembers
-
-
-class WatchesSteps(Protocol):
-    """The interface of a workflow function's frame."""
-
-    def look(self, result: object) -> Any:
-        """Capture a result before it is recorded; return ``None`` if nothing refers to it."""
-
-    def recorded(self, number: int, record: Record, looked: Any) -> None:
-        """Process a result that was written to the journal."""
-
-    def known_now(self) -> KnownValues:
-        """Return the values that are stored already, as of now."""
-
-    def done(self, *, effect: bool, helper: Helper | None) -> None:
-        """Process the end of a step of the workflow's own code, or of a helper that it calls."""
 
 
 class Helper(NamedTuple):

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from stepwise import errors
 from stepwise._calls.call import Performance
 from stepwise._calls.driver import Core, Result
 from stepwise._calls.prompted import not_on_record
@@ -46,13 +47,6 @@ from stepwise._workflows.definition import Definition
 from stepwise._workflows.execute import Invocation
 from stepwise._workflows.frame import WorkflowFrame, mark
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.errors import (
-    ConfigurationError,
-    RunBusyError,
-    RunStopped,
-    StepwiseError,
-    UnreadableValueError,
-)
 
 # -- which call is debugged -----------------------------------------------------------------------
 
@@ -83,7 +77,7 @@ def check_call(call: Invocation, facts: RunFacts | None, request: Request) -> No
     label, run_id = call.callee.workflow.label, request.run_id
     if call.run_id != run_id:
         verb = "begin" if facts is None else "resume"
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"stepwise debug has opened run {run_id!r} alone, and a call of {label!r} that would "
             f"{verb} run {call.run_id!r} is refused. To run it, start the program itself; to look "
             f"at that run instead: stepwise debug {shell_word(call.run_id)}"
@@ -98,7 +92,7 @@ def check_call(call: Invocation, facts: RunFacts | None, request: Request) -> No
     elif call.rewritten is None or not isinstance(call.callee.workflow, Definition):
         why = f"{label!r} cannot be entered in the middle of its code (a generator, a step loop)"
     if why:
-        raise ConfigurationError(f"run {run_id!r} cannot be opened in a debugger: {why}")
+        raise errors.ConfigurationError(f"run {run_id!r} cannot be opened in a debugger: {why}")
 
 
 # -- the prompt ------------------------------------------------------------------------------------
@@ -399,7 +393,7 @@ class DebuggedRun(WorkflowRun):
             raise
         if not self.look.live:
             self._fail(
-                ConfigurationError(
+                errors.ConfigurationError(
                     "no statement is left to execute: stepwise resume records the end of the run"
                 )
             )
@@ -446,7 +440,9 @@ class DebuggedRun(WorkflowRun):
             return target
         found = self._points_at(self.request.line, target)
         if not found:
-            raise ConfigurationError(f"no statement at line {self.request.line} can be entered")
+            raise errors.ConfigurationError(
+                f"no statement at line {self.request.line} can be entered"
+            )
         return found[0]
 
     def _points_at(self, line: int, target: int) -> list[int]:
@@ -493,7 +489,7 @@ class DebuggedRun(WorkflowRun):
         elif not request.goes:
             self.prompt.stop_at(frame)
         elif problem := self.acquire():
-            self._fail(RunBusyError(problem, run_id=self.active.run_id, owner=None))
+            self._fail(errors.RunBusyError(problem, run_id=self.active.run_id, owner=None))
         elif request.breaks:
             self.prompt.trace_from(frame)
             self.prompt.set_continue()
@@ -548,7 +544,7 @@ class DebuggedRun(WorkflowRun):
         else:
             try:
                 active.lease.acquire()
-            except RunBusyError as error:
+            except errors.RunBusyError as error:
                 why = str(error)
         if not why and not self._is_as_opened():
             active.lease.release()
@@ -573,7 +569,7 @@ class DebuggedRun(WorkflowRun):
             self.leave()
         problem = self.acquire()
         if problem:
-            self._fail(RunBusyError(problem, run_id=self.active.run_id, owner=None))
+            self._fail(errors.RunBusyError(problem, run_id=self.active.run_id, owner=None))
         self._begin_for_real()
         here, chosen = self.active.frame, self.chosen
         other = chosen is None or self.request.line or chosen.name != self.names[-1] or self.edits()
@@ -630,7 +626,7 @@ class DebuggedRun(WorkflowRun):
         elif inspect.iscoroutinefunction(body):
             why = "is a coroutine function: set a breakpoint in it, and continue"
         if why:
-            self._fail(ConfigurationError(f"step {number} {why}"))
+            self._fail(errors.ConfigurationError(f"step {number} {why}"))
         prompt.message(f"stepwise: the body of {call.name}({call.arguments}), outside of the run")
         given = self._as_recorded(inspect.signature(body).bind(*args, **kwargs))
         try:
@@ -649,7 +645,7 @@ class DebuggedRun(WorkflowRun):
     def _as_recorded(self, given: inspect.BoundArguments) -> inspect.BoundArguments:
         """Replace the arguments of the step's body by the recorded ones, if there are any."""
         journal = self.active.journal
-        with contextlib.suppress(UnreadableValueError):  # they are not recorded
+        with contextlib.suppress(errors.UnreadableValueError):  # they are not recorded
             recorded = view_inputs(journal.store, journal.seal, journal.run_id, self.request.step)
             for name, value in recorded.items():
                 if name in given.arguments and not isinstance(value, (Placeholder, NotShown)):
@@ -699,7 +695,7 @@ class DebuggedRun(WorkflowRun):
         for name, value in self.edits().items():
             try:
                 data, form = codec.encode(value, f"the new value of {name!r}")
-            except StepwiseError as error:
+            except errors.StepwiseError as error:
                 return str(error)
             payload += bytes(data)
             changed.append([name, form, len(data)])
@@ -757,7 +753,7 @@ class DebuggedRun(WorkflowRun):
         change = Change(variables=self.edits(), checkpoint=self.chosen.name)
         try:
             new = fork(journal.store, journal.seal, run_id, change, None)
-        except StepwiseError as error:
+        except errors.StepwiseError as error:
             return str(error)
         _say(f"stepwise: fork {new} goes on")
         return self._started_again(
@@ -769,7 +765,7 @@ class DebuggedRun(WorkflowRun):
         if kernel_shell() is not None:
             run_id = self.active.run_id
             why = f"the debugger has left run {run_id!r}: nothing was recorded"
-            raise self.active.stop(RunStopped(why, run_id=run_id))
+            raise self.active.stop(errors.RunStopped(why, run_id=run_id))
         if self._acquired:
             self.active.lease.release()
         sys.stdout.flush()
@@ -778,12 +774,12 @@ class DebuggedRun(WorkflowRun):
 
     def _fail(self, error: BaseException) -> Any:
         """Say why the run cannot be looked at or go on, and leave."""
-        if isinstance(error, RunStopped) and error is self.active.stopped:
+        if isinstance(error, errors.RunStopped) and error is self.active.stopped:
             raise error
         if isinstance(error, KeyboardInterrupt):
             self.leave(130)
         told = str(error)
-        if not isinstance(error, (StepwiseError, RunStopped)):
+        if not isinstance(error, (errors.StepwiseError, errors.RunStopped)):
             told = f"the frame cannot be restored: {type(error).__name__}: {error}"
         _say(f"stepwise: {printable(told, 2000)}", sys.stderr)
         self.leave(1)

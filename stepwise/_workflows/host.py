@@ -28,7 +28,7 @@ from typing import Any
 
 from stepwise._calls.async_driver import adrive, aresume
 from stepwise._calls.call import Performance, fail_attempt, left_by
-from stepwise._calls.driver import Core, Result, drive, start
+from stepwise._calls.driver import Core, Result, at_once, drive, start
 from stepwise._calls.steps import Step, is_defined_now, known_steps, step_of, steps_around
 from stepwise._checkpoints.checkpoints import ClassicRetention, State
 from stepwise._execution.account import Ordinals, Progress

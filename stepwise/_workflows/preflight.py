@@ -29,15 +29,7 @@ from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.following import versions_of
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
-from stepwise._journal.journal import (
-    Journal,
-    Position,
-    facts_of,
-    place_of_run,
-    read_end,
-    read_start,
-    seal_for,
-)
+from stepwise._journal import journal as journals
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.projection import RecordedCall, is_only_submitted
 from stepwise._journal.records import Entry, RunFacts
@@ -133,7 +125,7 @@ def forecast(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
 
 def _of_unknown(store: Store, seal: Seal, facts: RunFacts, why: str) -> Forecast:
     """Return the forecast for a run whose workflow this process does not know."""
-    label, place = facts.label, place_of_run(facts)
+    label, place = facts.label, journals.place_of_run(facts)
     if "knows no workflow" not in why:  # it knows several
         return Forecast(facts, "refuses", why=why)
     is_here = place in sys.modules or any(file_of(name) == place for name in list(sys.modules))
@@ -189,8 +181,8 @@ class _Examined:
     def __init__(self, store: Store, seal: Seal, facts: RunFacts, definition: Definition) -> None:
         self.store, self.seal, self.facts, self.definition = store, seal, facts, definition
         self.module = definition.function.__module__
-        self.main = self.module if os.path.isabs(place_of_run(facts)) else ""
-        self.journal = Journal(store, seal, facts.run_id, 0, fsync=False)
+        self.main = self.module if os.path.isabs(journals.place_of_run(facts)) else ""
+        self.journal = journals.Journal(store, seal, facts.run_id, 0, fsync=False)
         self.unknown: list[str] = []
         self.notes: list[str] = []
         self.stops = ""
@@ -244,7 +236,7 @@ class _Examined:
 
     def _recalled(self) -> Forecast | None:
         """Return the forecast of a completed run; ``None`` if its result is made again."""
-        end = read_end(self.store, self.seal, self.facts)
+        end = journals.read_end(self.store, self.seal, self.facts)
         ended = end.ended if end is not None else None
         if end is None or ended is None or not ended.answers:
             return None
@@ -261,7 +253,7 @@ class _Examined:
     def _why_no_call(self) -> str:
         """Return why the recorded call cannot be made any more; empty if it can be."""
         number = course_of(self.store, self.seal, self.facts).started
-        start = read_start(self.store, self.seal, self.facts.run_id, number)
+        start = journals.read_start(self.store, self.seal, self.facts.run_id, number)
         if start is None or start[0].form is None or not start[1]:
             self.unknown.append(f"{_CALL}, since its arguments are not recorded")
             return ""
@@ -349,7 +341,7 @@ class _Examined:
             why = f"the variables at {state.where} cannot be loaded ({loadable.fails})"
             fits.refuse(loaded, why)
 
-    def _load(self, position: Position) -> list[Entry]:
+    def _load(self, position: journals.Position) -> list[Entry]:
         """Return the records after a position, with what the start itself would record first."""
         entries = self.journal.load(position)
         again = forgotten_by(self.edits)
@@ -385,7 +377,7 @@ class _Examined:
         if refusal is not None:
             return self._made("refuses", why=str(refusal))
         lost = self._has_lost(fits, None)
-        entries = self._load(Position())
+        entries = self._load(journals.Position())
         pool = pool_of(entries, set())
         done = sum(each.answers for each in pool.all)
         self._look_at(pool)
@@ -583,7 +575,7 @@ class Forecasts:
 
     def __iter__(self) -> Iterator[Forecast]:
         for store in self._stores:
-            seal = seal_for(store)
+            seal = journals.seal_for(store)
             for facts in self._facts(store, seal):
                 found = self._replayed(store, seal, forecast(store, seal, facts))
                 self.exit_code = max(self.exit_code, found.severity)
@@ -592,7 +584,7 @@ class Forecasts:
     def _facts(self, store: Store, seal: Seal) -> Iterator[RunFacts]:
         unfinished = iter(store.heads(unfinished=True))
         for head in itertools.islice(unfinished, self._most):
-            facts = facts_of(store, seal, head.run_id)
+            facts = journals.facts_of(store, seal, head.run_id)
             if facts is not None and facts.status not in ("completed", "cancelled"):
                 yield facts
         self.is_cut = self.is_cut or next(unfinished, None) is not None

@@ -2,91 +2,50 @@
 
 Recording happens below the SDKs: the record holds the request that the client library sends, and
 the bytes of the answer.  So every form in which a framework asks for the answer (parsed, raw,
-streamed) is made from the same record.  A request made by the body of a step is sent as usual, and
-counted for the run's budget.
+streamed) is made from the same record.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import cache, partial
+import math
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from stepwise._calls.async_driver import adrive, aresume, auntil_body, in_task_of
-from stepwise._calls.driver import Core, Result, drive, resume, run, until_body
+from stepwise._calls.async_driver import adrive, aresume, in_task_of, until_body
+from stepwise._calls.driver import Core, Result, at_once, drive, resume, run
 from stepwise._calls.emitting import emissions_of
+from stepwise._calls.limited import Limit
 from stepwise._calls.rate_limits import LeftOfLimit, left_of, plain_headers
 from stepwise._calls.steps import Step
 from stepwise._calls.streams import AsyncStreamed, Streamed, forget_beginning
-from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.outcomes import ShownValue
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.preview import Hiding, Secrets, preview_arguments
-from stepwise.errors import StreamChangedError
+from stepwise.errors import ConfigurationError, StreamChangedError
 from stepwise.integrations import _recorded_responses as recorded
-from stepwise.integrations._model_answers import Telling, shown_of, usage_of
+from stepwise.integrations._model_answers import Telling, shown_of
 from stepwise.integrations._model_requests import (
     MODEL_REQUEST,
+    ModelRequest,
     endpoint_of,
     is_final,
     keep_headers,
     read_request,
 )
-from stepwise.integrations._request_limits import limit_of, limits
 
 if TYPE_CHECKING:
     from stepwise._calls.call import Performance
-    from stepwise._calls.limited import Limit
     from stepwise._runtime.settings import Cache
 
-# -- request spending -----------------------------------------------------------------------------
+# -- the text of answers -------------------------------------------------------------------------
 
 
-def count_spending(
-    scope: Scope, request: Any, response: Any, emits: str, *, streamed: bool, asynchronous: bool
-) -> Any:
-    """Count the spending of a request that the body of a step made; return the answer.
-
-    Args:
-        emits: see :class:`RequestKind`.
-    """
-    if not streamed:
-        _count(scope, usage_of_request(request, response, response.content))
-        return response
-    source, used = response.stream, _StreamedUsage(scope, request, response)
-    say = _saying(scope, response, emits)
-
-    def pieces() -> Iterator[bytes]:
-        try:
-            for piece in source:
-                used.take(piece)
-                say(piece)
-                yield piece
-        finally:
-            used.count()
-
-    async def apieces() -> AsyncIterator[bytes]:
-        try:
-            async for piece in source:
-                used.take(piece)
-                say(piece)
-                yield piece
-        finally:
-            used.count()
-
-    def close() -> Any:
-        used.count()
-        return source.aclose() if asynchronous else source.close()
-
-    cls = recorded.stream_class(recorded.library_of(request))
-    response.stream = cls(apieces if asynchronous else pieces, close, source)
-    return response
-
-
-def _saying(scope: Scope | None, response: Any, emits: str) -> Callable[[bytes], None]:
+def saying(scope: Scope | None, response: Any, emits: str) -> Callable[[bytes], None]:
     """Return a function that says the text of an answer on a stream, from its pieces."""
     telling = Telling(response.headers.get("content-type", ""))
     received: list[bytes] = []
@@ -106,57 +65,80 @@ def _saying(scope: Scope | None, response: Any, emits: str) -> Callable[[bytes],
     return say
 
 
-def _said(source: Iterator[bytes], say: Callable[[bytes], None]) -> Iterator[bytes]:
+def _said(source: Iterable[bytes], say: Callable[[bytes], None]) -> Iterator[bytes]:
     for piece in source:
         say(piece)
         yield piece
 
 
 async def _asaid(
-    source: AsyncIterator[bytes], say: Callable[[bytes], None]
+    source: AsyncIterable[bytes], say: Callable[[bytes], None]
 ) -> AsyncIterator[bytes]:
     async for piece in source:
         say(piece)
         yield piece
 
 
-class _StreamedUsage:
-    """The usage that a streamed answer has reported so far; many readers stop before its end."""
-
-    def __init__(self, scope: Scope, request: Any, response: Any) -> None:
-        self._scope = scope
-        self._request = request
-        self._response = response
-        self._pieces: list[bytes] = []
-        self._counted = 0.0, 0.0, 0.0
-
-    def take(self, piece: bytes) -> None:
-        """Take the next piece of the answer."""
-        self._pieces.append(piece)
-        if b"sage" in piece:  # usage, usageMetadata
-            self.count()
-
-    def count(self) -> None:
-        """Count the usage that was reported since the last count."""
-        body = b"".join(recorded.decompressed(self._response, self._pieces, 1))
-        spent = amounts_of_usage(usage_of_request(self._request, self._response, body))
-        before, self._counted = self._counted, spent
-        usd, tokens, held = (now - then for now, then in zip(spent, before, strict=True))
-        if usd > 0 or tokens > 0:
-            more = {"cost_usd": usd, "output_tokens": tokens, "cached_input_tokens": held}
-            _count(self._scope, more)
+# -- limits --------------------------------------------------------------------------------------
 
 
-def usage_of_request(request: Any, response: Any, body: bytes) -> dict[str, Any]:
-    """Return the usage that an answer reports."""
-    endpoint = endpoint_of(request.method, request.url.path) or ""
-    kind = response.headers.get("content-type", "")
-    return usage_of(endpoint, kind, body, str(request.url))
+_CHARACTERS = 4  # of a text, for a token
+_OUTPUT = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
-def _count(scope: Scope, usage: Mapping[str, Any]) -> None:
-    assert scope.call is not None
-    scope.run.account.spend_usage(scope.call.number, usage)
+def check_limits(given: Mapping[str, Limit]) -> None:
+    """Refuse limits that requests cannot have.
+
+    Raises:
+        ConfigurationError: the message names the model or address, and what to write.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"limits={given!r:.200} of instrument(): it must be a dict of limits by model or "
+            'address, such as {"api.openai.com": Limit("openai", requests=500)}'
+        )
+    for name, limit in given.items():
+        if not isinstance(name, str) or not isinstance(limit, Limit):
+            raise ConfigurationError(
+                f"limits={{{name!r:.200}: {limit!r:.200}}} of instrument(): it must be a model or "
+                'an address ("gpt-5", "api.openai.com"), and a stepwise.Limit'
+            )
+        if limit.key is not None:
+            raise ConfigurationError(
+                f"Limit({limit.name!r}) of instrument(limits=...) has a key=, and a request has no "
+                f"such parameter: write limit.of(value), or @step(limit=...)"
+            )
+
+
+def limit_of(request: Any) -> Limit | None:
+    """Return the limit of a request with an estimate of its tokens; ``None`` if it has none."""
+    limits, body = instrumented.limits, None
+    if not limits:
+        return None
+    is_read = hasattr(request.stream, "__iter__")  # else only an asynchronous client can read it
+    if is_read and "json" in request.headers.get("content-type", ""):
+        try:
+            body = json.loads(request.read())
+        except (ValueError, RecursionError):
+            body = None
+    body = body if isinstance(body, dict) else {}
+    url = request.url
+    names = (body.get("model"), f"{url.host}:{url.port}", url.host)
+    found = next((limits[each] for each in names if isinstance(each, str) and each in limits), None)
+    if found is None or found.tokens is None or found.estimate is not None:
+        return found
+    made = replace(found, estimate=_estimate(body, len(request.read()) if is_read else 0))
+    object.__setattr__(made, "_since", found._since)
+    return made
+
+
+def _estimate(body: Mapping[str, Any], size: int) -> int | None:
+    """Return the tokens of a request: its text, and the longest answer that it allows.
+
+    Without a longest answer, return ``None``: the usual number is the better guess.
+    """
+    most = next((body[name] for name in _OUTPUT if isinstance(body.get(name), int)), None)
+    return None if most is None else max(1, math.ceil(size / _CHARACTERS) + most)
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -200,13 +182,23 @@ class RequestKind(NamedTuple):
     emits: str = ""
 
 
-class RequestCache:
-    """Which answers of other runs are used for equal requests to models."""
+class Instrumented:
+    """What ``instrument()`` was told of the requests to models.
 
+    Attributes:
+        kind: the kind of those of all clients; ``None`` unless they are recorded.
+        cache: which answers of other runs are used for equal requests.
+        limits: the limits, by model or address.
+    """
+
+    kind: RequestKind | None = None
     cache: Cache = None
 
+    def __init__(self) -> None:
+        self.limits: dict[str, Limit] = {}
 
-request_cache = RequestCache()
+
+instrumented = Instrumented()
 
 # Requests with these fields change what the provider keeps, ask for what it has not made yet, or
 # let it call tools that act.
@@ -358,9 +350,10 @@ class Exchange:
 
     Args:
         kind: the kind of request that the client sends.
-        request: a request of httpx whose body has been read.
+        request: a request of httpx; its body has been read if it is recorded or may be cached.
         forward: sends the request, as the client would have.
         streamed: True if the caller reads the answer.
+        is_async: True if an asynchronous client sends the request.
         cached: False if the cache must not answer, since a test does.
     """
 
@@ -371,28 +364,38 @@ class Exchange:
         forward: Callable[[], Any],
         *,
         streamed: bool,
+        is_async: bool,
         cached: bool = True,
     ) -> None:
         self.kind = kind
         self.request = request
         self.forward = forward
-        self.streamed = streamed
+        self.streamed, self.is_async = streamed, is_async
         self.response: Any = None
         self.run: ActiveRun | None = None
         self.body: Callable[[], Any] = forward
-        self.limit = limit_of(request) if limits else None
-        self.cache: Cache = None
+        self.limit = limit_of(request)
+        self.effect = kind.named and request.method.upper() not in kind.reads
+        self._cached = cached and not kind.named
         self._streams = recorded.stream_class(recorded.library_of(request))
-        endpoint = endpoint_of(request.method, request.url.path)
-        self.endpoint = endpoint or ""
+        self.endpoint = endpoint_of(request.method, request.url.path) or ""
+
+    @cached_property
+    def read(self) -> ModelRequest:
+        """The identity of the request."""
+        request = self.request
         headers = {name.lower(): value for name, value in request.headers.items()}
-        self.read = read_request(request.method, str(request.url), headers, request.content)
-        self.effect = kind.named and self.read.method not in kind.reads
-        if cached and not kind.named and not _is_stateful(self.read.body):
-            self.cache = request_cache.cache
-        if kind.named:
-            counting = {name: headers[name] for name in _COUNTING if name in headers}
-            self.read = self.read._replace(headers={**self.read.headers, **counting})
+        read = read_request(request.method, str(request.url), headers, request.content)
+        if not self.kind.named:
+            return read
+        counting = {name: headers[name] for name in _COUNTING if name in headers}
+        return read._replace(headers={**read.headers, **counting})
+
+    @cached_property
+    def cache(self) -> Cache:
+        """Which answers of other runs may answer the request."""
+        cache = instrumented.cache if self._cached else None
+        return None if cache is None or _is_stateful(self.read.body) else cache
 
     def arguments(self, tag: Callable[[str, bytes], bytes], secrets: Secrets) -> dict[str, Any]:
         """Return the identity of the request, as arguments of its step.
@@ -421,13 +424,10 @@ class Exchange:
         name = f"{kind.sdk} {read.method}" if kind.named else self.endpoint
         return _step(name, kind.sdk, self.effect, not kind.named)
 
-    def core(self, scope: Scope, body: Callable[[], Any]) -> Core:
-        """Return the core of the recorded call.
-
-        Args:
-            body: makes the request.
-        """
-        self.body, self.run = body, scope.run
+    def core(self, scope: Scope) -> Core:
+        """Return the core of the recorded call."""
+        self.body = self._sent if self.is_async else lambda: at_once(self._sent())
+        self.run = scope.run
         step, arguments = self.step(), self.arguments(scope.run.journal.seal.tag, scope.run.secrets)
         if self.cache is not None and step.cache is None:
             step.cache_calls(self.cache)
@@ -435,18 +435,21 @@ class Exchange:
             step.limit_calls(self.limit)
         return step.core(scope, (), arguments)
 
-    def judged(self, response: Any) -> Any:
-        """Return an answer that is an outcome; raise :class:`NotFinal` for others.
+    async def _sent(self) -> Any:
+        """Send the request; return the answer in its recorded form, or a response to be read.
 
         The answer to a side effect is always an outcome: the server has acted or has refused, and
         the program continues with the answer.
+
+        Raises:
+            NotFinal: the answer is no outcome.
         """
-        self.response = response
+        response = self.response = await self.forward() if self.is_async else self.forward()
         if not self.effect and not is_final(response.status_code):
             raise NotFinal(response)
-        return response
+        return response if self.streamed else self.form([response.content])
 
-    def at_once(self, opened: Result) -> Result:
+    def of_opened(self, opened: Result) -> Result:
         """Return the result of a request that failed, or whose answer a transport has read."""
         return opened if opened.error is not None else Result(self.form([opened.value.content]))
 
@@ -536,40 +539,44 @@ def say_again(exchange: Exchange, form: Mapping[str, Any], scope: Scope) -> None
                 emissions_of(scope.run).emit(text, exchange.kind.emits, scope.around)
 
 
-# -- synchronous clients -------------------------------------------------------------------------
+# -- sending --------------------------------------------------------------------------------------
 
 
-def send(scope: Scope, exchange: Exchange) -> Any:
+async def send(scope: Scope, exchange: Exchange) -> Any:
     """Answer a request from the journal, or send and record it."""
     if exchange.streamed:
-        return _send_streamed(scope, exchange)
-
-    def body() -> Any:
-        return exchange.form([exchange.judged(exchange.forward()).content])
-
-    return exchange.answer(drive(exchange.core(scope, body)))
+        return await _send_streamed(scope, exchange)
+    core = exchange.core(scope)
+    return exchange.answer(await adrive(core) if exchange.is_async else drive(core))
 
 
-def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
-    core = exchange.core(scope, lambda: exchange.judged(exchange.forward()))
-    attempt = until_body(core)
+async def _send_streamed(scope: Scope, exchange: Exchange) -> Any:
+    core, is_async = exchange.core(scope), exchange.is_async
+    attempt = await until_body(core, is_async=is_async)
     if isinstance(attempt, Result):
-        form = attempt.unwrap()
-        return exchange.again(form, lambda: _replayed(scope, exchange, form))
-    opened = run(attempt)
+        form, replayed = attempt.unwrap(), _areplayed if is_async else _replayed
+        return exchange.again(form, lambda: replayed(scope, exchange, form))
+    opened = await in_task_of(attempt) if is_async else run(attempt)
     if opened.error is not None or opened.value.is_closed:
-        return exchange.answer(resume(core, attempt, done=exchange.at_once(opened)))
+        done = exchange.of_opened(opened)
+        if is_async:
+            return exchange.answer(await aresume(core, attempt, done=done))
+        return exchange.answer(resume(core, attempt, done=done))
     source = opened.value.stream
-    said = _said(iter(source), _saying(attempt.scope, opened.value, exchange.kind.emits))
-    pieces = Streamed(core, attempt, exchange.of_stream, said, **exchange.ends())
+    say = saying(attempt.scope, opened.value, exchange.kind.emits)
+    said: Any = _asaid(source, say) if is_async else _said(source, say)
+    kind: Any = AsyncStreamed if is_async else Streamed
+    pieces = kind(core, attempt, exchange.of_stream, said, **exchange.ends())
 
-    def close() -> None:
+    async def close() -> None:
         try:
-            pieces.close()
+            _ = await pieces.aclose() if is_async else pieces.close()
         finally:
-            source.close()
+            _ = await source.aclose() if is_async else source.close()
 
-    return exchange.read_by(lambda: iter(pieces), close)
+    if is_async:
+        return exchange.read_by(lambda: aiter(pieces), close)
+    return exchange.read_by(lambda: iter(pieces), lambda: at_once(close()))
 
 
 def _replayed(scope: Scope, exchange: Exchange, form: Mapping[str, Any]) -> Iterator[bytes]:
@@ -577,12 +584,29 @@ def _replayed(scope: Scope, exchange: Exchange, form: Mapping[str, Any]) -> Iter
     if "left" not in form:
         return
     beginning = _Beginning(scope, exchange, form)
-    response = _send_streamed(scope, exchange)
+    response = at_once(_send_streamed(scope, exchange))
     try:
         for piece in response.iter_bytes():
             yield from beginning.rest(piece)
     finally:
         response.close()
+
+
+async def _areplayed(
+    scope: Scope, exchange: Exchange, form: Mapping[str, Any]
+) -> AsyncIterator[bytes]:
+    for piece in recorded.pieces_of(form):
+        yield piece
+    if "left" not in form:
+        return
+    beginning = _Beginning(scope, exchange, form)
+    response = await _send_streamed(scope, exchange)
+    try:
+        async for piece in response.aiter_bytes():
+            for rest in beginning.rest(piece):
+                yield rest
+    finally:
+        await response.aclose()
 
 
 class _Beginning:
@@ -618,59 +642,3 @@ class _Beginning:
         self._left = self._left[len(known) :]
         if len(piece) > len(known):
             yield piece[len(known) :]
-
-
-# -- asynchronous clients ------------------------------------------------------------------------
-
-
-async def asend(scope: Scope, exchange: Exchange) -> Any:
-    """Answer a request from the journal, or send and record it."""
-    if exchange.streamed:
-        return await _asend_streamed(scope, exchange)
-
-    async def body() -> Any:
-        return exchange.form([exchange.judged(await exchange.forward()).content])
-
-    return exchange.answer(await adrive(exchange.core(scope, body)))
-
-
-async def _asend_streamed(scope: Scope, exchange: Exchange) -> Any:
-    async def body() -> Any:
-        return exchange.judged(await exchange.forward())
-
-    core = exchange.core(scope, body)
-    attempt = await auntil_body(core)
-    if isinstance(attempt, Result):
-        form = attempt.unwrap()
-        return exchange.again(form, lambda: _areplayed(scope, exchange, form))
-    opened = await in_task_of(attempt)
-    if opened.error is not None or opened.value.is_closed:
-        return exchange.answer(await aresume(core, attempt, done=exchange.at_once(opened)))
-    source = opened.value.stream
-    said = _asaid(aiter(source), _saying(attempt.scope, opened.value, exchange.kind.emits))
-    pieces = AsyncStreamed(core, attempt, exchange.of_stream, said, **exchange.ends())
-
-    async def close() -> None:
-        try:
-            await pieces.aclose()
-        finally:
-            await source.aclose()
-
-    return exchange.read_by(lambda: aiter(pieces), close)
-
-
-async def _areplayed(
-    scope: Scope, exchange: Exchange, form: Mapping[str, Any]
-) -> AsyncIterator[bytes]:
-    for piece in recorded.pieces_of(form):
-        yield piece
-    if "left" not in form:
-        return
-    beginning = _Beginning(scope, exchange, form)
-    response = await _asend_streamed(scope, exchange)
-    try:
-        async for piece in response.aiter_bytes():
-            for rest in beginning.rest(piece):
-                yield rest
-    finally:
-        await response.aclose()

@@ -994,46 +994,39 @@ class _Use:
 
 def recorded_tools(executor: Any) -> Any:
     """Record hive's ``tool_executor`` by visit, tool and input; the LLM makes up the ids."""
+    is_async = inspect.iscoroutinefunction(executor)
 
-    def call(tool_use: Any) -> tuple[Any, tuple[str, str], Step]:
+    async def answer(tool_use: Any) -> Any:
         execution, at = _execution.get(), _visit.get()
         if execution is None or at is None:
-            return None, ("", ""), Step(executor, kind="tool")
+            return await executor(tool_use) if is_async else executor(tool_use)
         same = f"{tool_use.name}\n{_digest.digest(tool_use.input)}"
         at.called[same] += 1
-        count = at.called[same]
-
-        use = _Use(executor, tool_use)
-        step = Step(
-            use.acalled if inspect.iscoroutinefunction(executor) else use.called,
-            kind="tool",
-            name=tool_use.name,
-            side_effect=execution.side_effects,
-            fails_cleanly=ConfigurationError,
-        )
-        return execution, (same, f"{at.key}, {count}"), step
+        call = f"{at.key}, {at.called[same]}"
+        if (same, call) not in execution.returned:
+            use = _Use(executor, tool_use)
+            step = Step(
+                use.acalled if is_async else use.called,
+                kind="tool",
+                name=tool_use.name,
+                side_effect=execution.side_effects,
+                fails_cleanly=ConfigurationError,
+            )
+            with execution.noting_stops():
+                made = step.acall if is_async else step
+                value = made(tool_use.input, call)
+                execution.returned[same, call] = await value if is_async else value
+        return _answered(execution.returned[same, call], tool_use)
 
     @functools.wraps(executor)  # hive also looks for attributes of it: kill_for_tool
     def recorded(tool_use: Any) -> Any:
-        execution, key, step = call(tool_use)
-        if execution is None:
-            return executor(tool_use)
-        if key not in execution.returned:
-            with execution.noting_stops():
-                execution.returned[key] = step(tool_use.input, key[1])
-        return _answered(execution.returned[key], tool_use)
+        return host.at_once(answer(tool_use))
 
     @functools.wraps(executor)
     async def arecorded(tool_use: Any) -> Any:
-        execution, key, step = call(tool_use)
-        if execution is None:
-            return await executor(tool_use)
-        if key not in execution.returned:
-            with execution.noting_stops():
-                execution.returned[key] = await step.acall(tool_use.input, key[1])
-        return _answered(execution.returned[key], tool_use)
+        return await answer(tool_use)
 
-    return arecorded if inspect.iscoroutinefunction(executor) else recorded
+    return arecorded if is_async else recorded
 
 
 def _answered(value: Any, tool_use: Any) -> Any:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import wrapt
 
+from stepwise._calls.driver import at_once
 from stepwise._calls.limited import Limit
 from stepwise._checkpoints.resources import in_factory
 from stepwise._execution.active_run import Scope, current_scope
@@ -32,22 +33,14 @@ from stepwise._runtime.options import CACHES, check_stream, is_cache
 from stepwise._runtime.settings import Cache
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_requests import SENDER, asks_model, endpoint_of
-from stepwise.integrations._request_cache import SentRequest
-from stepwise.integrations._request_limits import (
-    asend_limited,
-    check_limits,
-    limit_of,
-    send_limited,
-)
-from stepwise.integrations._request_limits import limits as known_limits
 from stepwise.integrations._requests import (
     Exchange,
     RequestKind,
-    asend,
-    count_spending,
-    request_cache,
+    check_limits,
+    instrumented,
     send,
 )
+from stepwise.integrations._sent_requests import SentRequest
 from stepwise.integrations._supported import does_not_fit, require
 
 # -- unseen requests ------------------------------------------------------------------------------
@@ -116,14 +109,6 @@ _MODELS = RequestKind(SENDER)
 """The kind of the requests to models, whichever client sends them."""
 
 
-class _Everywhere:
-    """The kind of the requests to models of all clients, while they are recorded."""
-
-    kind: RequestKind | None = None
-
-
-_everywhere = _Everywhere()
-
 _clients: WeakKeyDictionary[Any, RequestKind] = WeakKeyDictionary()
 """The clients of httpx that are instrumented individually."""
 
@@ -180,15 +165,15 @@ def instrument(
     check_limits(limits)
     if not is_cache(cache):
         raise ConfigurationError(f"cache={cache!r:.200} of instrument(): it must be {CACHES}")
-    known_limits.update(limits)
-    request_cache.cache = cache
+    instrumented.limits.update(limits)
+    instrumented.cache = cache
     models = _MODELS._replace(emits=_checked_stream(emit))
     if client is None:
         if name is not None:
             raise ConfigurationError(
                 "name= is for a client of httpx: stepwise.instrument(client, …)"
             )
-        _everywhere.kind = models
+        instrumented.kind = models
         _wrap_all(*_HTTPX, *_UNSEEN)
     else:
         _instrument(client, name, reads, models)
@@ -231,10 +216,10 @@ def uninstrument(client: Any = None, /) -> None:
     if client is not None:
         _clients.pop(_sender(client)[0], None)
         return
-    _everywhere.kind = None
+    instrumented.kind = None
     _clients.clear()
-    known_limits.clear()
-    request_cache.cache = None
+    instrumented.limits.clear()
+    instrumented.cache = None
     with _mutex:
         for module, path in [] if _answers else list(_wrapped):
             _unwrap(module, path)
@@ -285,7 +270,7 @@ def _kind(client: Any, request: Any) -> RequestKind | None:
     """Return the kind of a recorded request; ``None`` if the request is not recorded."""
     kind = _clients.get(client)
     if kind is None:
-        models = _everywhere.kind
+        models = instrumented.kind
         return models if models is not None and _asks_model(request) else None
     return kind if kind.named or endpoint_of(request.method, request.url.path) else None
 
@@ -336,76 +321,39 @@ def _seen(client: Any, request: Any) -> tuple[RequestKind | None, Scope | None]:
 
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    request = _request(args, kwargs)
-    is_test = _is_answered(client, request)
-    wrapped = _answer if is_test else wrapped
-    (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
-    forward = partial(wrapped, *args, **kwargs)
-    if kind is None:
-        return forward()
-    if scope is not None and scope.call is None:
-        request.read()
-        return send(scope, Exchange(kind, request, forward, streamed=streamed, cached=not is_test))
-    limit = limit_of(request) if known_limits else None  # the step is recorded, if any
-    if limit is not None:
-        forward = partial(send_limited, limit, forward, request, streamed=streamed)
-    if request_cache.cache is None or is_test:
-        response = forward()
-    else:
-        request.read()
-        exchange = Exchange(kind, request, forward, streamed=streamed)
-        sent = SentRequest(exchange, scope, asynchronous=False)
-        response = sent.send()
-        if sent.is_answered:
-            return response
-    if scope is None:
-        return response
-    return count_spending(
-        scope, request, response, kind.emits, streamed=streamed, asynchronous=False
-    )
+    return at_once(_sent(wrapped, client, args, kwargs, is_async=False))
 
 
 async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
-    request = _request(args, kwargs)
-    is_test = _is_answered(client, request)
-    wrapped = _aanswer if is_test else wrapped
-    (kind, scope), streamed = _seen(client, request), bool(kwargs.get("stream", False))
-    forward = partial(wrapped, *args, **kwargs)
+    return await _sent(wrapped, client, args, kwargs, is_async=True)
+
+
+async def _sent(wrapped: Any, client: Any, args: Any, kwargs: Any, *, is_async: bool) -> Any:
+    """Send a request, or answer it from the journal or the cache; see :func:`.at_once`."""
+    request, streamed = _request(args, kwargs), bool(kwargs.get("stream", False))
+    is_test, forward = _is_answered(client, request), partial(wrapped, *args, **kwargs)
+    kind, scope = _seen(client, request)
+    is_recorded = scope is not None and scope.call is None
+    is_cached = kind is not None and instrumented.cache is not None and not is_test
+    if is_test or is_recorded or is_cached:
+        _ = await request.aread() if is_async else request.read()
+    if is_test:
+        forward = partial(_aanswer if is_async else _answer, request, streamed)
     if kind is None:
-        return await forward()
-    if scope is not None and scope.call is None:
-        await request.aread()
-        exchange = Exchange(kind, request, forward, streamed=streamed, cached=not is_test)
-        return await asend(scope, exchange)
-    limit = limit_of(request) if known_limits else None
-    if limit is not None:
-        forward = partial(asend_limited, limit, forward, request, streamed=streamed)
-    if request_cache.cache is None or is_test:
-        response = await forward()
-    else:
-        await request.aread()
-        exchange = Exchange(kind, request, forward, streamed=streamed)
-        sent = SentRequest(exchange, scope, asynchronous=True)
-        response = await sent.asend()
-        if sent.is_answered:
-            return response
-    if scope is None:
-        return response
-    return count_spending(
-        scope, request, response, kind.emits, streamed=streamed, asynchronous=True
-    )
+        return await forward() if is_async else forward()
+    how: dict[str, bool] = {"streamed": streamed, "is_async": is_async}
+    exchange = Exchange(kind, request, forward, **how, cached=not is_test)
+    if scope is not None and is_recorded:
+        return await send(scope, exchange)
+    return await SentRequest(exchange, scope).send()
 
 
-def _answer(*args: Any, **kwargs: Any) -> Any:
-    request = _request(args, kwargs)
-    request.read()
-    return _answers[-1](request, streamed=bool(kwargs.get("stream")), asynchronous=False)
+def _answer(request: Any, streamed: bool) -> Any:
+    return _answers[-1](request, streamed=streamed, asynchronous=False)
 
 
-async def _aanswer(*args: Any, **kwargs: Any) -> Any:
-    request = _request(args, kwargs)
-    await request.aread()
-    return _answers[-1](request, streamed=bool(kwargs.get("stream")), asynchronous=True)
+async def _aanswer(request: Any, streamed: bool) -> Any:
+    return _answers[-1](request, streamed=streamed, asynchronous=True)
 
 
 def _request(args: Any, kwargs: Any) -> Any:
@@ -414,7 +362,7 @@ def _request(args: Any, kwargs: Any) -> Any:
 
 def _unseen(wrapped: Any, _connection: Any, args: Any, kwargs: Any) -> Any:
     """Report a request, given by its method and URL, that is not made with httpx."""
-    if _everywhere.kind is not None and len(args) > 1:
+    if instrumented.kind is not None and len(args) > 1:
         report_unseen(f"{args[0]}", f"{args[1]}")
     return wrapped(*args, **kwargs)
 
