@@ -33,6 +33,7 @@ from stepwise._journal.lease import describe_owner
 from stepwise._journal.records import RunFacts
 from stepwise._journal.versions import recorded_versions
 from stepwise._runs import steps as run_steps
+from stepwise._runs.fitting import LIMIT, Few, NamedFacts, Uncut, fitted
 from stepwise._runs.overview import SHOWN, Overview, overview
 from stepwise._runs.paths import ABSENT, differences, find, length_of, parsed, short, size_of
 from stepwise._runs.questions import RunQuestions
@@ -953,100 +954,9 @@ def _around(file: str, line: int, function: str, lines: Sequence[str], note: str
 # -- as plain data --------------------------------------------------------------------------------
 
 
-_LIMIT = 8000  # characters of JSON: 2,000 tokens of four
-_SCALES = (4.0, 2.8, 2.0, 1.4, 1.0, 0.7, 0.5, 0.35, 0.2, 0.1, 0.04)
-_SMALLEST = 0.05
 _COMMAND = 300  # characters of a command; half of a longer one would be of no use
 _PATH = 100  # characters of a path; a longer one is replaced by the variable
-
-
-def bounded(why: Why) -> dict[str, Any]:
-    """Return the facts of :meth:`Why.to_dict`: as much as fits."""
-    found: dict[str, Any] = {}
-    for scale in _SCALES:
-        found = _dict(why, scale)
-        if len(json.dumps(found, indent=2)) <= _LIMIT:
-            break
-    return found
-
-
-def _cutters(scale: float) -> tuple[Callable[[str, int], str], Callable[..., Sequence[Any]]]:
-    """Return what shortens texts and lists by a scale."""
-
-    def cut(text: str, room: int) -> str:
-        text = NO_SECRETS.cleaned_text(text[: 20 * room])
-        if scale < _SMALLEST:
-            text = _plain(text)
-        room = max(12, int(room * scale))
-        return text if len(text) <= room else f"{text[: room * 2 // 3]}…{text[-room // 3 :]}"
-
-    def few(items: Sequence[Any], most: int) -> Sequence[Any]:
-        return items[: max(1, int(most * scale))]
-
-    return cut, few
-
-
-def _dict(why: Why, scale: float, *, inner: bool = False) -> dict[str, Any]:
-    """Return the facts as plain data, with texts and lists cut by a scale; empty ones left out."""
-    cut, few = _cutters(scale)
-    run = shell_word(_plain(why.id[:200]))
-    # What a child run shows, and what the variables show, is not said twice.
-    below = {(each.file, each.line) for child in why.children for each in child.frames}
-    frames = [each for each in why.frames if (each.file, each.line) not in below]
-    known = {each.name: each.text for each in why.variables}
-    facts: dict[str, Any] = {
-        "id": _plain(why.id[:200]),
-        "call": cut(why.call, 200),
-        "status": why.status,
-        "said": cut(why.said, 400),
-        "at": _place_dict(why.place, cut, scale),
-        "error": cut(why.error, 500) if why.error not in why.said else "",
-        "frames": [_frame_dict(each, known, cut, few) for each in few(frames[::-1], 5)[::-1]],
-        "because": [cut(each, 200) for each in few(why.because, 3)],
-        "steps": [_step_dict(each, cut) for each in few(why.steps, 3)],
-        "newest": [cut(step_text(each), 160) for each in why.newest[-max(1, int(6 * scale)) :]],
-        "children": [
-            _dict(each, scale * 0.4, inner=True) for each in few(why.children, 2)
-        ],
-        "result": cut(why.result, 600),
-        "done": {
-            "steps": dict(why.counts),
-            "spent": cut(str(why.spent), 100),
-            "resumed": why.resumed,
-            "created_at": round(why.created_at, 3),
-            "updated_at": round(why.updated_at, 3),
-        },
-        "checkpoint": {
-            "step": why.step, "position": cut(why.position, 80), "kept": why.kept
-        } if why.step is not None else None,
-        "variables": [_variable_dict(each, cut) for each in few(why.variables, 12)],
-        "variables_left_out": [
-            cut(each.name, 60)
-            for each in why.variables[len(few(why.variables, 12)) :][: int(18 * scale)]
-        ],
-        "changes": [_change_dict(each, cut) for each in few(why.changes, 6)],
-        "next": [
-            {"command": command, "meaning": cut(meaning, 80)}
-            for command, meaning in few(why.commands, 6)
-            if len(command) <= _COMMAND and command.isprintable()
-        ],
-        "notes": [cut(each, 200) for each in few(why.notes, 4)],
-        "more": _MORE.format(run[:200]),
-    }  # fmt: skip
-    kept = {name: value for name, value in facts.items() if value not in ("", None, [], {})}
-    for name in _OF_THE_RUN if inner else ():
-        kept.pop(name, None)
-    return kept
-
-
-_OF_THE_RUN = ("more", "checkpoint", "variables", "variables_left_out", "next", "newest")
-
-
-def _plain(text: str) -> str:
-    """Return a text without the characters of which JSON makes several, up to twelve."""
-    return re.sub(r"[^ -~]", "?", text)
-
-
+_TOLD = 12  # variables with their values
 _MORE = (
     "a variable or a part: stepwise locals {0} PATH [--at STEP]; its history: stepwise locals {0} "
     "--changes NAME; a step: stepwise show {0} STEP --path arguments.NAME or result; a list in "
@@ -1054,62 +964,85 @@ _MORE = (
 )
 
 
-def _place_dict(place: CodePlace | None, cut: Any, scale: float) -> dict[str, Any] | None:
-    if place is None:
-        return None
-    around = max(0, int(_AROUND * scale))
+def bounded(why: Why) -> dict[str, Any]:
+    """Return the facts of :meth:`Why.to_dict`: as much as fits."""
+    more = _MORE.format(shell_word(re.sub(r"[^ -~]", "?", why.id[:200]))[:200])
+    room = LIMIT - len(json.dumps(more)) - 20
+    return {**fitted(lambda text: _facts_with_room(why, text), room), "more": more}
+
+
+def _named(of: Any, names: str, **more: Any) -> NamedFacts:
+    return NamedFacts({name: getattr(of, name) for name in names.split()} | more)
+
+
+def _facts_with_room(why: Why, room: int) -> NamedFacts:
+    """Return the facts as data that can be cut.
+
+    Args:
+        room: the characters of a text, after which it is cut.
+    """
+    return NamedFacts(
+        **_facts_below(why, room),
+        newest=Few(map(step_text, why.newest[-6:]), last=True),
+        checkpoint=_named(why, "step position kept") if why.step is not None else None,
+        variables=Few(_variable_facts(each, room) for each in why.variables[:_TOLD]),
+        variables_left_out=Few(each.name for each in why.variables[_TOLD:30]),
+        changes=Few({**_named(each, "path old new statement")} for each in why.changes[:6]),
+        next=Few(
+            {"command": Uncut(command), "meaning": meaning}
+            for command, meaning in why.commands[:6]
+            if len(command) <= _COMMAND and command.isprintable()
+        ),
+    )
+
+
+def _facts_below(why: Why, room: int) -> NamedFacts:
+    """Return the facts that are told of child runs, too."""
+    # What a child run shows, and what the variables show, is not said twice.
+    below = {(each.file, each.line) for child in why.children for each in child.frames}
+    frames = [each for each in why.frames if (each.file, each.line) not in below]
+    known = {each.name: each.text for each in why.variables}
+    done = "resumed created_at updated_at"
+    return _named(
+        why,
+        "id call status said result",
+        at=_place_facts(why.place, room) if why.place is not None else None,
+        error=why.error if why.error not in why.said else "",
+        frames=Few((_frame_facts(each, known) for each in frames[-5:]), last=True),
+        because=Few(why.because),
+        steps=Few(map(_step_facts, why.steps[:3])),
+        children=Few(_facts_below(each, room) for each in why.children),
+        done={"steps": dict(why.counts), "spent": str(why.spent), **_named(why, done)},
+        notes=Few(why.notes[:4]),
+    )
+
+
+def _place_facts(place: CodePlace, room: int) -> NamedFacts:
+    around = min(_AROUND, room // 160)
+    width = room // (2 * around + 1) - 8  # of a line, so that the lines have room together
     lines = [
-        f"{'>' if number == place.line else ' '}{number}  {cut(text, 120)}"
+        f"{'>' if number == place.line else ' '}{number}  {text[:width]}"
         for number, text in enumerate(place.lines, place.first)
         if abs(number - place.line) <= around
     ]
-    facts = {
-        "file": cut(place.file, 150),
-        "line": place.line,
-        "function": cut(place.function, 80),
-        "statement": cut(place.statement, 200),
-        "source": "\n".join(lines),
-        "note": cut(place.note, 200),
-    }
-    return {name: value for name, value in facts.items() if value}
+    return _named(place, "file line function statement note", source="\n".join(lines))
 
 
-def _frame_dict(
-    frame: run_steps.RecordedFrame, known: Mapping[str, str], cut: Any, few: Any
-) -> dict[str, Any]:
+def _frame_facts(frame: run_steps.RecordedFrame, known: Mapping[str, str]) -> NamedFacts:
+    told = {name: text for name, text in frame.variables.items() if known.get(name) != text}
     where = f"{frame.file}:{frame.line} in {frame.function}: {frame.code}"
-    names = few([n for n, text in frame.variables.items() if known.get(n) != text], 8)
-    variables = {cut(name, 60): cut(frame.variables[name], 120) for name in names}
-    return {"at": cut(where, 200), **({"variables": variables} if variables else {})}
+    return NamedFacts(at=where, variables=dict(islice(told.items(), 8)))
 
 
-def _step_dict(step: run_steps.StepRecord, cut: Any) -> dict[str, Any]:
-    facts = {
-        "number": step.number,
-        "name": cut(step.name, 80),
-        "status": step.status,
-        "arguments": cut(step.arguments, 200),
-        "at": cut(step.site, 100),
-        "attempts": step.attempts if step.attempts > 1 else None,
-        "error": cut(step.preview, 150) if step.status == "failed" and not step.child else None,
-        "child": cut(step.child, 100),
-    }
-    return {name: value for name, value in facts.items() if value}
+def _step_facts(step: run_steps.StepRecord) -> NamedFacts:
+    failed = step.status == "failed" and not step.child
+    attempts = step.attempts if step.attempts > 1 else None
+    error = step.preview if failed else ""
+    names = "number name status arguments child"
+    return _named(step, names, at=step.site, attempts=attempts, error=error)
 
 
-def _variable_dict(shown: VariableShown, cut: Any) -> dict[str, Any]:
-    text = cut(shown.text, 240)
-    paths = shown.cut if text == shown.text else dict.fromkeys((*shown.cut, shown.name))
-    facts = {**shown.to_dict(), "name": cut(shown.name, 80), "type": cut(shown.type, 60)}
-    short_ones = [each if len(each) <= _PATH else shown.name for each in [*paths][:3]]
-    facts |= {"text": text, "cut": [each for each in short_ones if len(each) <= _PATH]}
-    return {name: value for name, value in facts.items() if value not in (None, [])}
-
-
-def _change_dict(change: VariableChange, cut: Any) -> dict[str, Any]:
-    return {
-        "path": cut(change.path, 100),
-        "old": cut(change.old, 120) if change.old is not None else None,
-        "new": cut(change.new, 120) if change.new is not None else None,
-        "statement": cut(change.statement, 120),
-    }
+def _variable_facts(shown: VariableShown, room: int) -> NamedFacts:
+    paths = shown.cut if len(shown.text) <= room else (*shown.cut, shown.name)
+    known = dict.fromkeys(each if len(each) <= _PATH else shown.name for each in paths)
+    return _named(shown, "name type length size text", cut=Few(map(Uncut, [*known][:3])))

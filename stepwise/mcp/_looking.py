@@ -12,13 +12,14 @@ from stepwise._runs.branch_rows import BranchRows
 from stepwise._runs.branching import existing
 from stepwise._runs.export import first_step, first_variable, source_of
 from stepwise._runs.finding import call_text, find_run, find_step, unsettled
+from stepwise._runs.fitting import LIMIT, cut
 from stepwise._runs.paths import find, find_recorded, short, size_of
 from stepwise._runs.run import Run, each_listed
 from stepwise._runs.steps import RunStatus, is_inner, newest_checkpoint, or_why
 from stepwise._runtime import settings
 from stepwise._values.preview import type_name
 from stepwise.errors import ConfigurationError
-from stepwise.mcp._answers import LIMIT, cut, marked, page, size
+from stepwise.mcp._answers import marked, page, size
 from stepwise.mcp._knowledge import explanation, search
 from stepwise.stores import open_store
 from stepwise.ui._reading import RunReader

@@ -14,7 +14,7 @@ from mcp import Client
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise.mcp._answers import LIMIT
+from stepwise._runs.fitting import LIMIT
 from stepwise.mcp._looking import TOOLS
 from stepwise.mcp._server import _server
 

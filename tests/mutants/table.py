@@ -910,8 +910,8 @@ _PAGE = [
     ),
     _mutant(
         "an answer is as long as what was recorded",
-        "mcp/_answers.py",
-        "if size(answer) <= LIMIT:",
+        "_runs/fitting.py",
+        "if (length or _length)(found) <= limit:",
         "if True:",
         "test_looking.py::test_an_answer_is_short",
     ),
