@@ -25,11 +25,9 @@ from stepwise._journal.limit_store import drop_idle_ledgers
 from stepwise._runs.run import Run, number_of_runs
 from stepwise._runs.verify import (
     ChildRuns,
-    delete_held,
-    delete_run,
+    delete_runs,
     empty_streams,
     erase,
-    refuse_shared,
 )
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
@@ -174,18 +172,13 @@ class _Keeper:
         """Delete a run with its child runs; return their number, or 0 if the run goes on."""
         store, run_id = self._store, head.run_id
         try:
-            with Lease(store, run_id).acquire() as lease:
-                if store.head(run_id) != head:
-                    return 0
-                ids = [*Run(store, run_id, self._seal)._with_children(children)]
-                self._freed += sum(map(self._weight, ids)) if self._excess else 0
-                for each in ids:
-                    refuse_shared(store, self._seal, each)
-                for child in reversed(ids[1:]):
-                    delete_run(store, self._seal, child)
-                delete_held(store, self._seal, lease)
+            ids = [*Run(store, run_id, self._seal)._with_children(children)]
+            freed = sum(map(self._weight, ids)) if self._excess else 0
+            if not delete_runs(store, self._seal, ids, lambda: store.head(run_id) == head):
+                return 0
         except _OF_ONE_RUN:
             return 0
+        self._freed += freed
         if self._freed * _MEASURED >= self._excess > 0:
             self._excess = self._measured(retain)
         return len(ids)

@@ -54,9 +54,8 @@ from stepwise._runs.streaming import RunStream, shown_text
 from stepwise._runs.verify import (
     ChildRuns,
     Verification,
-    delete_run,
+    delete_runs,
     erase,
-    refuse_shared,
     repair,
     verify,
 )
@@ -862,11 +861,7 @@ class Run:
 
     def _delete(self, children: ChildRuns) -> None:
         """Delete the run and its child runs."""
-        for each in self._with_children(children):
-            refuse_shared(self.store, self._seal, each)
-        for child in children.of(self.id):
-            Run(self.store, child, self._seal)._delete(children)
-        delete_run(self.store, self._seal, self.id)
+        delete_runs(self.store, self._seal, [*self._with_children(children)])
 
     def _with_children(self, children: ChildRuns) -> Iterator[str]:
         """Yield the id of the run, and those of its child runs."""

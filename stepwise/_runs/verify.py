@@ -8,6 +8,7 @@ records of side effects may be gone, only the user can say that repeating them i
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
@@ -95,20 +96,36 @@ def erase(store: Store) -> None:
         store.erase()
 
 
-def delete_run(store: Store, seal: Seal, run_id: str) -> None:
-    """Delete a run without its child runs, even if only its marks are left.
+def delete_runs(
+    store: Store, seal: Seal, ids: Sequence[str], is_meant: Callable[[], bool] = lambda: True
+) -> bool:
+    """Delete a run with its child runs, even if only its marks are left.
+
+    Nothing of it is deleted if a process executes it.
+
+    Args:
+        ids: of the run, and of its child runs after those that call them.
+        is_meant: called once no process can change the run; returns whether to delete it.
+
+    Returns:
+        whether it was deleted.
 
     Raises:
-        RunBusyError: the run is being executed.
+        RunBusyError: the run or a child run is being executed.
     """
-    with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
-        delete_held(store, seal, lease)
+    with Lease(store, ids[0]).acquire(child=current_scope() is not None) as lease:
+        if not is_meant():
+            return False
+        for each in ids:
+            refuse_shared(store, seal, each)
+        for child in reversed(ids[1:]):
+            delete_runs(store, seal, [child])
+        _delete_held(store, seal, lease)
+    return True
 
 
-def delete_held(store: Store, seal: Seal, lease: Lease) -> None:
-    """Delete the run of a held lease, without its child runs."""
+def _delete_held(store: Store, seal: Seal, lease: Lease) -> None:
     run_id = lease.run_id
-    refuse_shared(store, seal, run_id)
     inbox = Inbox(store, seal, run_id)
     Bell(store, seal).forget(run_id)
     inbox.delete()  # first: the next run with this id would inherit it
@@ -317,7 +334,9 @@ def repair(store: Store, seal: Seal, run_id: str, *, accept_loss: bool = False) 
     if before.ok:
         return before
     if not (before.records or before.lost) and (accept_loss or not before.effects):
-        delete_run(store, seal, run_id)  # only marks are left: the next start begins from scratch
+        delete_runs(
+            store, seal, [run_id]
+        )  # only marks are left: the next start begins from scratch
         return Verification(run_id, records=0, checkpoints=0)
     with journals.owned_journal(store, seal, run_id) as journal:
         facts = journals.facts_of(store, seal, run_id)

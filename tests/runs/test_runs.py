@@ -340,6 +340,24 @@ def test_delete():
     assert done == ["a", "a"]
 
 
+def test_a_run_in_progress_keeps_its_child_runs():
+    """A run that is being executed is not deleted, and neither are its completed child runs."""
+
+    @step
+    def look():
+        run = stepwise.current_run()
+        with pytest.raises(stepwise.RunOwnedError):
+            run.delete()
+
+    @workflow
+    def parent():
+        chain("a")
+        look()
+
+    run = parent.execute()
+    assert stepwise.get_run(run.steps[0].child).status == "completed"
+
+
 def test_owned_runs_are_left_alone():
     """A run that is being executed is not deleted, forgotten or settled under its feet."""
 
