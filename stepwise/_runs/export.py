@@ -17,12 +17,11 @@ from stepwise._display.page import (
     page,
 )
 from stepwise._display.render import RunShown
-from stepwise._display.terminal import shown_value
 from stepwise._journal.records import RunFacts
 from stepwise._rewrite.positions import following_line
 from stepwise._rewrite.source import FunctionNode
 from stepwise._runs.overview import Overview
-from stepwise._runs.paths import ABSENT, same_value
+from stepwise._runs.paths import ABSENT, same_value, short, shown
 from stepwise._runs.run import Run
 from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import (
@@ -92,7 +91,7 @@ def first_variable(one: Run, other: Run) -> VariableDifference | None:
             pair = [each.get(name, ABSENT) for each in variables]
             if not same_value(*pair):
                 first, second = (
-                    "(missing)" if value is ABSENT else shown_value(value, 1000) for value in pair
+                    "(missing)" if value is ABSENT else shown(value, name, 1000) for value in pair
                 )
                 position = places[0][step].state.where
                 return VariableDifference(name, step, position, (first, second))
@@ -172,11 +171,11 @@ def page_of(run: Run, seen: Overview) -> RunPage:
         run: the run.
         seen: its overview, with the steps to show.
     """
-    facts, shown = run._facts(), run._shown(seen)
-    unfinished = shown.status in UNFINISHED
+    facts, of_run = run._facts(), run._shown(seen)
+    unfinished = of_run.status in UNFINISHED
     where, line = ("", "") if facts.is_submitted or not unfinished else run._goes_on()
     return RunPage(
-        _with_error(shown, run),
+        _with_error(of_run, run),
         facts={
             "tags": ", ".join(f"{name}={text}" for name, text in facts.tags.items()),
             "child of": facts.parent,
@@ -189,7 +188,9 @@ def page_of(run: Run, seen: Overview) -> RunPage:
         resumes=seen.course.resumptions,
         resumed=seen.course.resumed,
         result=(
-            or_why(lambda: shown_value(run.result, _VALUE)) if shown.status == "completed" else ""
+            or_why(lambda: short(run.result, "result", _VALUE).text)
+            if of_run.status == "completed"
+            else ""
         ),
         where=where,
         line=line,
@@ -210,16 +211,16 @@ def _frames(run: Run) -> Sequence[RecordedFrame]:
 def _inputs(step: StepRecord) -> dict[str, str]:
     """Return the recorded arguments of a step as text."""
     try:
-        return {name: shown_value(value, _VALUE) for name, value in step.inputs.items()}
+        return {name: short(value, name, _VALUE).text for name, value in step.inputs.items()}
     except UnreadableValueError as error:
         return {"": f"({error})"}
 
 
-def _with_error(shown: RunShown, run: Run) -> RunShown:
+def _with_error(of_run: RunShown, run: Run) -> RunShown:
     """Return the facts with the full text of the exception, if it is available."""
-    if shown.status != "failed":
-        return shown
-    return replace(shown, error=run._error_text() or error_line(shown.error))
+    if of_run.status != "failed":
+        return of_run
+    return replace(of_run, error=run._error_text() or error_line(of_run.error))
 
 
 def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
@@ -229,7 +230,7 @@ def _checkpoints(run: Run) -> Iterator[CheckpointShown]:
         title = f"after step {step}, at {by_step[step].state.where}"
         try:
             found = run._shown_at(by_step[step]).items()
-            variables = {name: shown_value(value, _VALUE) for name, value in found}
+            variables = {name: short(value, name, _VALUE).text for name, value in found}
         except UnreadableValueError as error:
             yield CheckpointShown(title, {}, str(error))
         else:

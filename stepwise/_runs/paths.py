@@ -331,13 +331,15 @@ def short(value: Any, path: str, room: int = 200) -> Short:
     return Short(text, tuple(dict.fromkeys(made.cut))[:_MOST_CUT])
 
 
-def shown(value: Any, path: str) -> str:
+def shown(value: Any, path: str, most: int = _MOST_SHOWN) -> str:
     """Return the whole value of a path as printable text, without secrets by name and credentials.
 
-    Of a text of more than 100,000 characters, the middle is left out.
+    Args:
+        path: the path of the value.
+        most: characters of the text; of a longer one the middle is left out.
     """
     text = _Shortener(whole=True).text(value, path, _WHOLE, _last_name(path))
-    return printable(NO_SECRETS.cleaned_text(text), _MOST_SHOWN)
+    return printable(NO_SECRETS.cleaned_text(text), most)
 
 
 def short_values(values: Mapping[str, Any]) -> dict[str, Any]:

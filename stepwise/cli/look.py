@@ -27,7 +27,6 @@ from stepwise._display.terminal import (
     duration_text,
     elided,
     line_of,
-    shown_value,
     when,
 )
 from stepwise._display.words import cached_text, resume_text, tries_text
@@ -347,7 +346,7 @@ def _show_inbox(run: Run, *, every: bool) -> None:
         [
             each.number,
             each.name or each.kind,
-            each.note if each.kind != "signal" else shown_value(each.value),
+            each.note if each.kind != "signal" else shown(each.value, "value"),
             f"refused: {each.why}" if each.why else Word(each.status),
             each.by,
             cli.ago(each.at),

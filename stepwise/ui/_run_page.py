@@ -21,13 +21,13 @@ from stepwise._display import page as pages
 from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
 from stepwise._display.render import usage_text
 from stepwise._display.stops import said_html
-from stepwise._display.terminal import duration_text, shown_value
+from stepwise._display.terminal import duration_text
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._execution.viewer import look_into
 from stepwise._journal.records import RunFacts
 from stepwise._runs.export import page_of, source_of
 from stepwise._runs.overview import Overview, steps_around
-from stepwise._runs.paths import find, same_value
+from stepwise._runs.paths import find, same_value, short, shown
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import (
@@ -38,6 +38,7 @@ from stepwise._runs.steps import (
     newest_checkpoint,
 )
 from stepwise._runtime.messages import shell_word
+from stepwise._values.preview import HIDDEN
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
 from stepwise.integrations._prompts import moved_prompt
@@ -140,7 +141,7 @@ def _text(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        return shown_value(value, 2000)
+        return short(value, "value", 2000).text
 
 
 _STEPS = 200  # of a page
@@ -573,8 +574,7 @@ def _variables(view: View, at: _Moment) -> Markup:
     limit = max(200, min(_VALUE, _VALUES // max(1, len(values))))
     link = {"of": "locals", "step": at.here.state.step}
     shown = {
-        name: _value(view, at.run, shown_value(value, _WHOLE), limit, **link, path=name)
-        for name, value in values.items()
+        name: _value(view, at.run, value, limit, name, **link) for name, value in values.items()
     }
     gone = [name for name in earlier if name not in values] if marks else []
     told = "marked: against" if marks else "unchanged since"
@@ -606,13 +606,11 @@ def _retention(at: _Moment) -> Content:
     return hint if at.step is not None else None
 
 
-def _value(view: View, run: Run, text: str, limit: int, **link: object) -> Markup:
+def _value(view: View, run: Run, value: Any, limit: int, path: str = "", **link: object) -> Markup:
     """Return a value; a long one is shortened, with a link to its page."""
-    if len(text) <= limit:
-        return block(text)
-    where = view.at("runs", run.id, "value", **link)
-    more = tag("a", f"whole, {len(text):,} characters", href=where, cls="whole")
-    return markup(block(text[:limit], (text[:limit], "…")), more)
+    text, cut = short(value, path or "result", limit)
+    where = view.at("runs", run.id, "value", **link, path=path)
+    return markup(block(text), tag("a", "whole", href=where, cls="whole") if cut else None)
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -664,19 +662,16 @@ def _inputs(view: View, run: Run, step: StepRecord) -> Markup:
         return markup(block(step.arguments), tag("small", f"{error}"))
     link = {"of": "inputs", "step": step.number}
     return pages.variables(
-        {
-            name: _value(view, run, shown_value(value, _WHOLE), _VALUE, **link, path=name)
-            for name, value in values.items()
-        }
+        {name: _value(view, run, value, _VALUE, name, **link) for name, value in values.items()}
     )
 
 
 def _result(view: View, run: Run, step: StepRecord, limit: int) -> Markup:
     try:
-        text = shown_value(step.result, _WHOLE)
+        value = step.result
     except errors.UnreadableValueError as error:
         return markup(block(step.preview), tag("small", f"{error}"))
-    return _value(view, run, text, limit, of="result", step=step.number)
+    return _value(view, run, value, limit, of="result", step=step.number)
 
 
 def _steps(view: View, at: _Moment) -> Markup:
@@ -741,7 +736,7 @@ def value_page(
         value = at.run._without_hidden(look_into(at.here)) if at.here is not None else {}
     if path:
         value = find(value, path)
-    text = shown_value(value, sys.maxsize)
+    text = shown(value, path or "value", sys.maxsize)
     last = max(0, len(text) - 1) // _WHOLE * _WHOLE
     begin = min(begin, last)
     part = text[begin : begin + _WHOLE]
@@ -841,8 +836,10 @@ def _fork_options(given: Mapping[str, str]) -> list[Markup]:
 
 def _change(name: str, value: Any, given: Mapping[str, str]) -> Markup:
     """Return the field of a variable: its value now, and a place for another."""
-    text, key = shown_value(value, 300), f"variable:{name}"
-    more = {"data_value": _json_of(value), "rows": 1, "placeholder": "unchanged (JSON or text)"}
+    text, key = short(value, name, 300).text, f"variable:{name}"
+    known = _json_of(value)
+    known = known if known is not None and HIDDEN not in shown(value, name) else None
+    more = {"data_value": known, "rows": 1, "placeholder": "unchanged (JSON or text)"}
     label = tag("code", name), " ", tag("small", text)
     return ui.area(label, key, given.get(key, ""), **more)
 

@@ -6,6 +6,7 @@ import html
 import html.parser
 import itertools
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 import stepwise
 import stepwise.testing
 from stepwise._journal.records import RunFacts, RunWait
+from stepwise._runs.export import html_page
 from stepwise._runs.overview import steps_around
 from stepwise._runs.steps import checkpoint_at, newest_checkpoint
 from stepwise.errors import StepNotFoundError
@@ -424,6 +426,32 @@ def test_a_long_stream():
         "stepwise watch long --stream &#x27;my words&#x27;" in part
         or "--stream 'my words'" in html.unescape(part)
     )
+
+
+@stepwise.step
+def log_in():
+    return "welcome"
+
+
+@stepwise.workflow
+def session():
+    config = {"password": f"{os.getpid()}-sesame", "user": "ann"}
+    return [log_in(), len(config)]
+
+
+def test_what_has_the_name_of_a_secret_is_masked():
+    """No page shows a variable's value under a secret's name, and neither does an exported page."""
+    run = session.execute()
+    secret = f"{os.getpid()}-sesame"
+    assert run.locals()["config"]["password"] == secret
+    for shown in (
+        _run_page.run_page(view(), run, 1),
+        _run_page.fork_page(view(), run, 1),
+        _run_page.value_page(view(), run, "locals", 1, "config"),
+        html_page(run),
+    ):
+        assert secret not in shown
+        assert "&lt;secret&gt;" in shown
 
 
 def test_what_a_stream_shows_of_secrets():
