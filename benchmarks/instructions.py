@@ -44,6 +44,7 @@ QUICK = 20, 40
 _COUNTING = ["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
 RAW = "a plain SQLite insert"
 MANY = "disk: a step, 64 runs at once"
+RUN = "disk: a run of three steps"
 _RUNS = 64
 _EACH = 0.05  # of the count: the steps of each of these runs
 
@@ -119,6 +120,12 @@ def _together(path: pathlib.Path, count: int) -> None:
     asyncio.run(main())
 
 
+def _runs(path: pathlib.Path, count: int) -> None:
+    run = steps.thinking.options(store=f"disk:{path}/store")
+    for number in range(count):
+        run.options(run_id=f"run {number}")(3)
+
+
 def _node(path: pathlib.Path, count: int) -> None:
     graph = graph_overhead.loop(graph_overhead.count, count)
     graph_overhead.execution(graph, CheckpointManager(f"disk:{path}/store"), count)
@@ -136,6 +143,7 @@ KINDS: dict[str, Counted] = {
     "disk: an asynchronous step": _awaited,
     MANY: _together,
     "disk: a node of a graph": _node,
+    RUN: _runs,
     "disk: a step, its arguments recorded": _steps("disk", noting),
     "disk: the growing messages, recorded": _steps("disk", telling),
     "disk: a step, checkpoints thinned": _steps("disk", retention="thinned"),

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from stepwise._checkpoints.references import References
 from stepwise._identity.call_parts import same_code
 from stepwise._identity.clients import fields_of, is_foreign
-from stepwise._rewrite.build import codes_within
+from stepwise._rewrite.build import codes_within, names_within
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.data import parameter_types
 from stepwise._values.reducers import is_as_it_was, is_synchronizer, snapshot
@@ -105,9 +105,9 @@ def is_plain(value: object) -> bool:
     return (
         getattr(cls, "__reduce_ex__", None) is object.__reduce_ex__
         and getattr(cls, "__reduce__", None) is object.__reduce__
-        and "__getnewargs__" not in dir(cls)
         and not isinstance(value, (type, types.ModuleType, types.FunctionType))
         and (hasattr(value, "__dict__") or hasattr(cls, "__slots__"))
+        and "__getnewargs__" not in dir(cls)  # the slowest question
     )
 
 
@@ -617,9 +617,8 @@ def _roots(
 
 def _globals_of(function: Any, *, code: bool = False) -> dict[str, Any]:
     """Return the globals that a function names; modules, classes and functions only as ``code``."""
-    namespace, found = function.__globals__, dict[str, Any]()
-    for each in (function.__code__, *codes_within(function.__code__)):
-        found.update((name, namespace[name]) for name in each.co_names if name in namespace)
+    namespace, names = function.__globals__, names_within(function.__code__)
+    found = {name: namespace[name] for name in names if name in namespace}
     return {name: value for name, value in found.items() if code or not isinstance(value, _CODE)}
 
 
@@ -635,11 +634,9 @@ def _constants_of(function: Any) -> list[str]:
             found.append(name)
         elif type(value) is types.ModuleType:
             held = vars(value)
-            codes = (function.__code__, *codes_within(function.__code__))
-            names = (each for code in codes for each in code.co_names)
             found += [
                 f"{name}.{each}"
-                for each in dict.fromkeys(names)
+                for each in names_within(function.__code__)
                 if type(held.get(each)) in linked
                 and (each.isupper() or type(held[each]) is not str)
             ]

@@ -243,7 +243,7 @@ class FrameReducers(Reducers):
         return self.globals.get(id(obj))
 
 
-def dump_few(values: dict[str, Any], around: Surroundings) -> bytes | None:
+def dump_few(values: Mapping[str, Any], around: Surroundings) -> bytes | None:
     """Pickle local variables that are few and plain, as in most checkpoints.
 
     Return ``None`` for other variables.  :func:`load_values` reads this pickle and that of
@@ -285,7 +285,8 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
     Raises:
         UnpicklableError: some variables do not pickle; names them, with the reasons.
     """
-    while True:
+    data = dump_few(values, around)
+    while data is None:
         links, reducers = _links(values, around), FrameReducers(around)
         # The numbered instances come last: the list is complete when pickle reaches it.
         whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
@@ -297,6 +298,7 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
             found, others = (_without if around.given is None else _set_apart)(values, around)
             if found or not others:
                 raise UnpicklableError(found or {"?": (None, error_text(error))}) from error
+    return data
 
 
 def _without(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits, bool]:

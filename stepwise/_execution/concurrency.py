@@ -267,6 +267,8 @@ class Flows:
         Args:
             whose: the subject of the notice if the wait is long.
         """
+        if not self._working:
+            return
         bell, told = threading.Event(), False
         with self.claims.watching(bell.set):
             while self._threads_working():

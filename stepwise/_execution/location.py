@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import sys
 from collections.abc import Container, Iterable
 from types import CodeType, FrameType
@@ -218,8 +219,7 @@ def _column(frame: FrameType) -> str:
     """Return a text that distinguishes two calls on one line, as well as this Python can."""
     code, at = frame.f_code, frame.f_lasti
     if sys.version_info >= (3, 11):
-        for index, position in enumerate(code.co_positions()):
-            if index == at // 2:
-                return f"{position[2]}"
+        for position in itertools.islice(code.co_positions(), at // 2, None):
+            return f"{position[2]}"
     starts = [offset for offset, _ in dis.findlinestarts(code) if offset <= at]
     return f"+{at - starts[-1]}" if starts else ""

@@ -290,12 +290,8 @@ def encode_changed(
         from stepwise._execution import changes as _changes
 
         return _changes.with_contents(encoded(), around, what)
-    whole = {"value": told}
-    few = variables.dump_few(whole, around)
-    if few is not None:
-        return Encoded(few, PYTHON)
     try:
-        return Encoded(variables.dump_values(whole, around), PYTHON)
+        return Encoded(variables.dump_values({"value": told}, around), PYTHON)
     except MemoryError as problem:
         doing = f"what {what} returned and changed was recorded"
         raise ran_out(doing, problem) from None

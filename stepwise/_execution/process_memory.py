@@ -196,11 +196,11 @@ class ProcessMemory:
             while len(self._stopped) > _STOPPED:
                 self._stopped.popitem(last=False)
 
-    def recognise(self, store: str, given: Given, digest: str) -> str | None:
+    def recognise(self, store: str, given: Given, digest: Callable[[], str]) -> str | None:
         """Return the id of the stopped run that left these objects as they are, or ``None``."""
         with self._mutex:
             for (where, run_id), (before, left) in reversed(self._stopped.items()):
-                if where == store and left == digest and before.same_as(given):
+                if where == store and before.same_as(given) and left == digest():
                     return run_id
         return None
 

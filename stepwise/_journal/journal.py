@@ -189,8 +189,9 @@ def check_key(store: Store, seal: Seal) -> None:
 
 def unfinished_heads(store: Store, seal: Seal, workflow: str) -> Iterator[Head]:
     """Yield the heads of a workflow's unfinished runs, including heads indexed by an older key."""
-    for index in seal.indexes(workflow):
-        yield from store.heads(index, unfinished=True)
+    if next(iter(store.heads(unfinished=True)), None) is not None:  # mostly there is none
+        for index in seal.indexes(workflow):
+            yield from store.heads(index, unfinished=True)
 
 
 def children_of(store: Store, seal: Seal) -> dict[str, list[str]]:
@@ -934,6 +935,8 @@ class Journal:
             else:
                 entries.append(entry)
                 self.count(entry)
+        if not (self._at.last or self.lost):
+            self._names = []  # objects are written after the first record
         # A call that was cut off may have left objects: its number is not given to another call.
         self.calls = max(self.calls, *_beside(self.names(INPUTS, FRAMES)).values(), 0)
         self._begin_chain()

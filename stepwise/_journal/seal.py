@@ -314,19 +314,22 @@ def load_seal() -> Seal:
         # The text of a key file works as a key too, and verifies whatever the file's key has
         # signed.
         of_a_file = [bytes.fromhex(part) for part in parts if re.fullmatch(_HEX, part)]
-        return Seal((*map(_from_text, parts), *of_a_file), settings.encrypt())
+        return _seal((*map(_from_text, parts), *of_a_file), settings.encrypt())
     path = os.path.join(settings.home(), "key")
     try:
         keys: tuple[bytes, ...] = ()
         with contextlib.suppress(FileNotFoundError):
-            keys = _from_file(path)
+            keys = _keys_in(path, read_trusted(path))
         if not keys:
             _make(path)
-            keys = _from_file(path)
+            keys = _keys_in(path, read_trusted(path))
     except OSError as error:
         way = "set STEPWISE_HOME to a folder of yours, or STEPWISE_KEY to a secret"
         raise unusable("key file", path, error, way) from error
-    return Seal(keys, settings.encrypt())
+    return _seal(keys, settings.encrypt())
+
+
+_seal = functools.lru_cache(8)(Seal)  # each run asks, and a seal remembers what it computed
 
 
 def _from_text(text: str) -> bytes:
@@ -338,8 +341,9 @@ def _from_text(text: str) -> bytes:
     return hashlib.sha256(os.fsencode(text)).digest()  # the text need not be UTF-8
 
 
-def _from_file(path: str) -> tuple[bytes, ...]:
-    lines = read_trusted(path).decode("ascii", "replace").split()
+@functools.lru_cache(8)
+def _keys_in(path: str, data: bytes) -> tuple[bytes, ...]:
+    lines = data.decode("ascii", "replace").split()
     try:
         keys = tuple(bytes.fromhex(line) for line in lines)
     except ValueError:

@@ -371,7 +371,9 @@ class SummaryKeeper:
             course = summary.course
             if course.children:  # child runs may spend more
                 return None
-            doubtful = with_unclear(*self._place, summary.unclear, entries).in_doubt
+            unclear, doubtful = summary.unclear, []
+            if unclear or self._effects:
+                doubtful = with_unclear(*self._place, unclear, entries).in_doubt
             counts = summary.statuses(each.call.number for each in doubtful)
             return records.Tally(at.last + len(added), counts, spent_facts(sums, course))
 

@@ -5,6 +5,7 @@ import __future__
 
 import ast
 import copy
+import functools
 import inspect
 import itertools
 import sys
@@ -310,6 +311,13 @@ def codes_within(code: types.CodeType) -> Iterator[types.CodeType]:
         if isinstance(constant, types.CodeType):
             yield constant
             yield from codes_within(constant)
+
+
+@functools.lru_cache(256)
+def names_within(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names in some code, and in the code of functions and classes inside it."""
+    names = (name for each in (code, *codes_within(code)) for name in each.co_names)
+    return (*dict.fromkeys(names),)
 
 
 def _check_same(original: types.CodeType, code: types.CodeType, first: int) -> None:

@@ -297,7 +297,7 @@ def home() -> str:
     given = os.path.expanduser(os.environ.get("STEPWISE_HOME") or "~/.stepwise")
     if given.startswith("~"):
         raise RuntimeError(f"the home directory in {given} is unknown: set STEPWISE_HOME")
-    return os.path.join(os.getcwd(), given)
+    return given if given[:1] == "/" else os.path.join(os.getcwd(), given)
 
 
 def store() -> Any:

@@ -49,6 +49,7 @@ from stepwise._execution.outcomes import (
     load_inputs,
     load_outcome,
     record_arguments,
+    record_inputs,
     surroundings,
 )
 from stepwise._execution.process_memory import Given, memory
@@ -388,8 +389,9 @@ def open_run(
         opens: Any = _open_to_compare if debugged.compares else _open_for_debugger
         opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
-    is_expected = call.meant is not None  # as unfinished, so that there is no result yet
-    facts, recall = (None, None) if is_expected else recall_run(call, seal)
+    # There is no result yet of a run that is expected as unfinished, or that has no head.
+    is_unknown = call.meant is not None or call.store.head(call.run_id) is None
+    facts, recall = (None, None) if is_unknown else recall_run(call, seal)
     if recall is not None:
         return recall
     if call.parent is None and branch_around() and not (facts is not None and facts.is_branch):
@@ -399,9 +401,8 @@ def open_run(
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
-        if (
-            is_expected or facts is not None or lease.epoch > 1
-        ):  # the owner may have completed the run meanwhile
+        # The owner may have completed the run meanwhile, or its head be lost.
+        if call.meant is not None or facts is not None or lease.epoch > 1:
             facts, recall = recall_run(call, seal)
         if recall is None:
             if call.needs_turn:
@@ -618,13 +619,16 @@ def _take_up(
     """Return the run in progress, the contents of its arguments, and whether it is new."""
     callee = call.callee
     journal = journals.Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
+    if facts is None:  # its lease and its head may both be lost
+        from stepwise._journal.run_facts import derive_facts  # on use, too
+
+        facts = derive_facts(call.run_id, journal.load())
     is_new = facts is None
     secrets = secrets_of(call)
     around = surroundings(callee.bound, callee.instance, secret=callee.secret)
     before = bytes(record_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
-        journal.load()  # an empty run, or an error that names the loss
         if call.parent is None:
             check_key(call.store, seal)
         facts, began = _start(call, journal, secrets)
@@ -685,9 +689,7 @@ def _start(
 
 def beginning(call: Invocation, secrets: Secrets) -> tuple[Started, Data, RunFacts]:
     """Return the first record of a new run, with its payload, and the facts of the run."""
-    # Imported on use: a resume needs neither, and should not become slower.
-    from stepwise._execution.outcomes import record_inputs
-    from stepwise._journal.run_facts import facts_at_start
+    from stepwise._journal.run_facts import facts_at_start  # on use: a resume needs it not
 
     parent = call.parent
     callee, workflow = call.callee, call.callee.workflow
@@ -911,11 +913,14 @@ class Starting:
 
     def __init__(self, callee: BoundCall, given: Given, store: Store) -> None:
         self._callee = callee
-        self._workflow = workflow = callee.workflow
+        self._workflow = callee.workflow
         self._parts = callee.parts
         self._given = given
         self._store = store
-        self._bases = self._parts.bases(workflow.full_name, workflow.label)
+
+    @cached
+    def _bases(self) -> list[str]:
+        return self._parts.bases(self._workflow.full_name, self._workflow.label)
 
     @cached
     def _seal(self) -> Seal:
@@ -991,8 +996,10 @@ class Starting:
         )
 
     def _stopped(self) -> str | None:
-        digest = _digest.combine(self._parts.arguments, self._parts.instance)
-        return memory.recognise(self._store.url, self._given, digest)
+        parts = self._parts
+        return memory.recognise(
+            self._store.url, self._given, lambda: _digest.combine(parts.arguments, parts.instance)
+        )
 
     def _is_resumed(self, run_id: str, mode: Start) -> bool:
         """Return whether the environment names this call's run as the one to resume.
@@ -1162,8 +1169,6 @@ class Starting:
         """Return the unfinished runs of this call that nobody executes, newest first."""
         workflow = self._workflow
         found: list[RunFacts] = []
-        if next(iter(self._store.heads(unfinished=True)), None) is None:
-            return found
         for name in (workflow.full_name, *workflow.other_names):
             heads = journals.unfinished_heads(self._store, self._seal, name)
             for head in itertools.islice(heads, _MOST_EXAMINED):

@@ -54,6 +54,7 @@ from stepwise._identity.identity import captured
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._matching.pool import Pool
 from stepwise._rewrite.bound_once import Made
+from stepwise._rewrite.build import names_within
 from stepwise._rewrite.frame import Frame
 from stepwise._rewrite.positions import handler_at, prefix_fingerprint
 from stepwise._rewrite.scope import visited_in
@@ -659,9 +660,7 @@ def _named_by(
     holders: dict[str, Any] = {function.__qualname__: function}
     waiting = [function.__code__]
     while waiting:
-        code = waiting.pop()
-        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-        for name in set(code.co_names) - named:
+        for name in {*names_within(waiting.pop())} - named:
             value = namespace.get(name, _MISSING)
             if value is _MISSING:
                 continue

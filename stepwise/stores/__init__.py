@@ -37,6 +37,9 @@ def open_store(where: str | os.PathLike[str] | Store) -> Store:
         return _checked(where)
     text = os.fspath(where)
     report_misspelled()
+    known = _open.get(text)
+    if known is not None and not settings.test_home():
+        return known
     scheme, rest = _split(with_password(text))
     if scheme == _POSTGRES:
         remember_url(text)

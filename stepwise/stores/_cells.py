@@ -73,8 +73,7 @@ class FileCell:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             if self._at < 0 or os.pread(file, KEY, self._at) != self._key:
-                at = _found(file, self._key)
-                self._at = at if at >= 0 else _free(file, self._key)
+                self._at = _found(file, self._key, or_free=True)
             os.pwrite(file, cell, self._at)
         finally:
             _close_locked(file)
@@ -116,19 +115,16 @@ def _buckets(file: int, key: bytes) -> Iterator[tuple[int, bytes]]:
         start, count = start + count * _BUCKET, 2 * count
 
 
-def _found(file: int, key: bytes) -> int:
-    """Return the offset of a key's cell, or -1 if the cell is missing."""
-    for at, data in _buckets(file, key):
-        for place in range(0, len(data), _CELL):
-            if data.startswith(key, place):
-                return at + place
-    return -1
+def _found(file: int, key: bytes, *, or_free: bool = False) -> int:
+    """Return the offset of a key's cell; without one, -1, or that of the first free place for it.
 
-
-def _free(file: int, key: bytes) -> int:
-    """Return the offset of the first free place for a key's cell."""
+    There is always one: a bucket past the end of the file is free.
+    """
+    free = -1
     for at, data in _buckets(file, key):
         for place in range(0, _BUCKET, _CELL):
-            if not any(data[place : place + KEY]):
+            if data.startswith(key, place):
                 return at + place
-    raise AssertionError  # unreachable: a bucket past the end of the file is free
+            if or_free and free < 0 and not any(data[place : place + KEY]):
+                free = at + place
+    return free

@@ -441,9 +441,12 @@ class Marks:
         self._open = {}
 
     def _file(self, run: str) -> tuple[int, bytes]:
-        os.makedirs(self._folder, 0o700, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self._path(run), flags, 0o600)
+        try:
+            descriptor = os.open(self._path(run), flags, 0o600)
+        except FileNotFoundError:
+            os.makedirs(self._folder, 0o700, exist_ok=True)
+            descriptor = os.open(self._path(run), flags, 0o600)
         marks = os.pread(descriptor, _NOTE_AT, 0).ljust(_NOTE_AT, b"\0")
         found = self._open[run] = descriptor, marks
         return found

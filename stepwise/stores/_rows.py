@@ -630,7 +630,9 @@ class Rows:
         return self.get(f"l/{hashed(run_id)}")
 
     def put_lease(self, run_id: str, row: bytes) -> None:
-        self.set(f"l/{hashed(run_id)}", row)
+        key = f"l/{hashed(run_id)}"
+        if not self._replace(key, key, row):
+            self.set(key, row)
 
     # -- records ---------------------------------------------------------------------------------
 
@@ -657,10 +659,14 @@ class Rows:
         self.delete(f"o/{hashed(run_id)}/{name}")
 
     def replace_object(self, run_id: str, old: str, name: str, data: Data) -> bool:
+        run = hashed(run_id)
+        return self._replace(f"o/{run}/{old}", f"o/{run}/{name}", data)
+
+    def _replace(self, old: str, key: str, data: Data) -> bool:
+        """Write a value instead of the value of another key, or of the same one."""
         if len(data) >= IN_FILES:
             return False
-        run = hashed(run_id)
-        row = (f"o/{run}/{name}", MODE_RAW, bytes(data), f"o/{run}/{old}")
+        row = key, MODE_RAW, bytearray(bytes(data)), old
         return bool(self._con.execute(_REPLACE, row).rowcount)
 
     def get_object(self, run_id: str, name: str) -> bytes | None:

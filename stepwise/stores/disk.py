@@ -187,12 +187,12 @@ class DiskStore:
 
     @_locked
     def owner(self, run_id: str) -> Owner | None:
-        return self._owner(run_id) if self._exists() else None
+        return self._owner(run_id) if self._there() else None
 
     @_locked
     def last_owner(self, run_id: str) -> Owner | None:
         """Return the process that last took the lease, even if it is gone."""
-        return owner_of(self._opened().lease(run_id) or b"") if self._exists() else None
+        return owner_of(rows.lease(run_id) or b"") if (rows := self._there()) else None
 
     def _owner(self, run_id: str) -> Owner | None:
         if self._to_read and not os.path.exists(self._lock_path):
@@ -483,7 +483,8 @@ class DiskStore:
     @_locked
     def _has_log(self, run_id: str) -> bool:
         """Return whether the row of a run's lease names a log, which may hold a tail."""
-        return self._exists() and bool(log_of(self._settled_to_read(run_id).lease(run_id))[0])
+        row = self._settled_to_read(run_id).lease(run_id) if self._there() else None
+        return bool(log_of(row)[0])
 
     @_locked
     def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
@@ -499,7 +500,7 @@ class DiskStore:
             found = tail.as_batch().records
             return False, [(number, bytes(data)) for number, data in found if number > after]
 
-        return self._look(run_id, look) if self._exists() else (False, [])
+        return self._look(run_id, look) if self._there() else (False, [])
 
     @_locked
     def get(self, run_id: str, name: str) -> bytes | None:
@@ -511,7 +512,7 @@ class DiskStore:
                 return None
             return rows.get_object(run_id, name)
 
-        return self._look(run_id, look) if self._exists() else None
+        return self._look(run_id, look) if self._there() else None
 
     @_locked
     def names(self, run_id: str, prefix: str = "") -> list[str]:
@@ -521,7 +522,7 @@ class DiskStore:
             found = (found - set(lacks.delete)) | lacks.put.keys()
             return sorted(name for name in found if name.startswith(prefix))
 
-        return self._look(run_id, look) if self._exists() else []
+        return self._look(run_id, look) if self._there() else []
 
     def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R]) -> R:
         """Call a function with the database and a run's tail, as of one moment.
@@ -548,7 +549,7 @@ class DiskStore:
 
     @_locked
     def head(self, run_id: str) -> Head | None:
-        return self._opened().head(run_id) if self._exists() else None
+        return rows.head(run_id) if (rows := self._there()) else None
 
     def heads(self, workflow: str | None = None, *, unfinished: bool = False) -> Iterator[Head]:
         return self._heads(WantedHeads(workflow, unfinished, newest=unfinished))
@@ -576,12 +577,12 @@ class DiskStore:
     @_locked
     def first_due_heads(self) -> list[Head]:
         """Return the earliest head of each workflow's runs that are to begin."""
-        return self._opened().first_due_heads() if self._exists() else []
+        return rows.first_due_heads() if (rows := self._there()) else []
 
     @_locked
     def count_heads(self, words: Words = ()) -> int:
         """Return the number of runs whose heads have these words, child runs included."""
-        return self._opened().count_heads(words) if self._exists() else 0
+        return rows.count_heads(words) if (rows := self._there()) else 0
 
     @_locked
     def marks(self, run_id: str) -> list[bytes]:
@@ -621,17 +622,17 @@ class DiskStore:
     @_locked
     def free(self) -> int:
         """Return the number of unused bytes in the database, which later runs will fill."""
-        return self._opened().free() if self._exists() else 0
+        return rows.free() if (rows := self._there()) else 0
 
     @_locked
     def used(self, _: int) -> int:
         """Return the bytes of all data, without the space that deleted runs left."""
-        return self._opened().used() if self._exists() else 0
+        return rows.used() if (rows := self._there()) else 0
 
     @_locked
     def erase(self) -> None:
         """Clear deleted data from SQLite's log, unless another connection is reading."""
-        if self._exists():
+        if self._there():
             self._opened_to_write().erase()
 
     @_locked
@@ -641,7 +642,7 @@ class DiskStore:
         Returns:
             the number of bytes that were freed.
         """
-        if not self._exists():
+        if not self._there():
             return 0
         rows = self._opened_to_write()
         for name in self._logs.dead():
@@ -656,12 +657,14 @@ class DiskStore:
 
     @_locked
     def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:
-        return page(self._opened(), cursor, size) if self._exists() else []
+        return page(rows, cursor, size) if (rows := self._there()) else []
 
     # -- the folder and the marks ----------------------------------------------------------------
 
-    def _exists(self) -> bool:
-        return inode(self._database) is not None
+    def _there(self) -> Rows | None:
+        """Return the open database, or ``None`` if there is no database."""
+        current = inode(self._database)
+        return self._opened(current) if current is not None else None
 
     def for_pages(self, *, to_read: bool) -> DiskStore:
         """Return the store for the pages of ``stepwise ui``: this one, or one that only reads."""
@@ -674,15 +677,18 @@ class DiskStore:
             raise OSError(code, os.strerror(code), self.path)
         return rows
 
-    def _opened(self) -> Rows:
+    def _opened(self, database: tuple[int, int] | None = None) -> Rows:
         """Return the open database, reopened if the folder was deleted and created again.
+
+        Args:
+            database: the inode of the database, if it was looked up just now.
 
         Raises:
             StoreError: the folder was deleted or replaced while a run was using the store.
         """
         if self._rows is not None:
             current = self._copy is None or self._copy.is_current()
-            if current and inode(self._database) == self._inode:
+            if current and (database or inode(self._database)) == self._inode:
                 self._rows.roll_back()
                 return self._rows
             rows, self._rows = self._rows, None
