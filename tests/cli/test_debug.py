@@ -11,7 +11,7 @@ import pexpect
 import pytest
 from command import COMMAND, process
 from debug_adapter import Client
-from harness import python_path
+from harness import python, python_path
 
 import stepwise
 
@@ -108,9 +108,7 @@ class Case:
 
     def start(self):
         """Run the program itself."""
-        return subprocess.run(
-            [sys.executable, str(self.script)], capture_output=True, text=True, check=False
-        )
+        return python(self.script)
 
     def debug(self, *arguments):
         """A terminal at the prompt of the run."""

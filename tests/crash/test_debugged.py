@@ -1,14 +1,12 @@
 """Runs that failed are opened in a debugger, mended and finished: no step is made twice."""
 
 import os
-import subprocess
-import sys
 from collections import Counter
 
 import pexpect
 import pytest
 from command import COMMAND
-from harness import python_path
+from harness import python, python_path
 from sweeping import WHOLE
 
 import stepwise
@@ -95,8 +93,7 @@ class Program:
 
     def start(self, **env):
         """Run the program itself; its exit code."""
-        words = [sys.executable, str(self.script)]
-        return subprocess.run(words, env={**os.environ, **env}, capture_output=True, check=False)
+        return python(self.script, env={**os.environ, **env})
 
     def line(self, part):
         """The number of a line of the source."""
