@@ -10,6 +10,7 @@ import re
 import pytest
 from edited import edited, program, text_of
 from harness import python
+from sweeping import size
 
 AGENT = """import os
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def what_is_said(row):
 # -- random edits ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(size(16, 400)))
 def test_random_edits(folder, seed):
     """A verdict without a reservation is what happens; with ``--replay`` none has a reservation."""
     rng = random.Random(seed)
