@@ -27,6 +27,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
 from messages import AT, CHANGES, FAMILIES, KINDS, OPERATIONS, Plain, Role, Slotted, described
+from restarted import edited
 from sweeping import WHOLE, some
 
 import stepwise
@@ -1023,11 +1024,7 @@ def start(tmp_path):
     script = tmp_path / "script.py"
 
     def start(die, *edits):
-        text = SCRIPT
-        for old, new in edits:
-            assert old in text
-            text = text.replace(old, new)
-        script.write_text(text, encoding="utf-8")
+        script.write_text(edited(SCRIPT, *edits), encoding="utf-8")
         environment = {**os.environ, "DIE": str(die), "STEPWISE_QUIET": ""}
         done = python(script, cwd=tmp_path, env=environment)
         assert done.returncode == (0 if die is None else -9), done.stderr

@@ -12,6 +12,7 @@ import pytest
 from command import COMMAND, process
 from debug_adapter import Client
 from harness import python, python_path
+from restarted import edit
 
 import stepwise
 
@@ -115,9 +116,7 @@ class Case:
         return Prompt(self.run.id, *arguments, env=self.plain)
 
     def edit(self, old, new):
-        text = self.script.read_text()
-        assert old in text
-        self.script.write_text(text.replace(old, new))
+        edit(self.script, (old, new))
 
     @property
     def log(self):

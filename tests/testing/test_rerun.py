@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from harness import python
 from hypothesis import given
 from hypothesis import strategies as st
+from restarted import edited
 
 import stepwise
 from stepwise import ConfigurationError, StepNotFoundError
@@ -79,13 +80,6 @@ def program(tmp_path, monkeypatch):
     load.write = write
     yield load
     sys.modules.pop("rerunagent", None)
-
-
-def edited(text, *pairs):
-    for old, new in pairs:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
 
 
 def recorded_run(module, *args):

@@ -8,6 +8,7 @@ import random
 import re
 
 import pytest
+import restarted
 from edited import edited, program, text_of
 from harness import python
 from sweeping import size
@@ -97,10 +98,7 @@ def preflight(*words):
 
 def edit(*pairs, text=AGENT):
     """Write the program with other texts in it."""
-    for old, new in pairs:
-        assert old in text
-        text = text.replace(old, new)
-    write(text)
+    write(restarted.edited(text, *pairs))
 
 
 def start():
