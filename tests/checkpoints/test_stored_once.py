@@ -15,7 +15,6 @@ import os
 import re
 import threading
 import time
-import tracemalloc
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -499,24 +498,6 @@ def test_what_is_not_understood_is_in_no_chunk(what, result):
     assert run.result == result
     assert run.resumed_from_step == 30
     assert chunks(run) == []
-
-
-def test_a_large_array_is_not_copied():
-    """A checkpoint of an array of 32 MB takes less than a fifth of that in memory."""
-    peaks = []
-
-    @workflow
-    def agent():
-        array = numpy.ones(4 * MB)
-        tick(0)
-        tracemalloc.start()
-        tick(1)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-        return len(array)
-
-    agent.options(store="memory:").execute()
-    assert peaks[0] < 0.2 * 32 * MB
 
 
 # -- what comes back -----------------------------------------------------------------------------

@@ -9,12 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
-from command import COMMAND, process, waiting
+from command import COMMAND, process, run, waiting
 from harness import python, until
 
 import stepwise
-from stepwise import Run, cli, step, tool, workflow
+from stepwise import Run, step, tool, workflow
 from stepwise._journal.lease import Lease
 from stepwise._journal.seal import Seal
 from stepwise._runtime import settings
@@ -52,10 +51,6 @@ def agent(topic):
 if __name__ == "__main__":
     print("result", agent(sys.argv[1] if len(sys.argv) > 1 else "tides"))
 """
-
-
-def run(*arguments, **options):
-    return CliRunner().invoke(cli.main, arguments, **options)
 
 
 def is_new(before):
