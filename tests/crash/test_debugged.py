@@ -165,8 +165,12 @@ def test_mended_and_finished(way, form, fail, tmp_path, monkeypatch):
     assert program.log == ONCE
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("at", range(1, 9) if WHOLE else (1, 3, 5, 6))
+@pytest.mark.parametrize(
+    ("at", "form"),
+    itertools.product(range(1, 9), FORMS)
+    if WHOLE
+    else [(1, "plain"), (3, "awaited"), (5, "plain"), (6, "awaited")],
+)
 def test_killed_while_it_goes_on(at, form, tmp_path, monkeypatch):
     """Killed at any event after ``continue``, a run ends by a plain start: no step made twice."""
     program = Program(tmp_path, monkeypatch, FORMS[form])
