@@ -799,12 +799,11 @@ def flow():
 """
 
 
-@pytest.mark.parametrize("other", range(1, 6))
-def test_clients_count_by_all_that_they_hold(lab, other):
+def test_clients_count_by_all_that_they_hold(lab):
     """Another account, key, address, header or transport of a client is another call."""
-    assert lab.run(CLIENTS)[1] == ["of_module", "given"]
+    for other in ("0", "1", "2", "3", "4", "5"):
+        assert lab.run(CLIENTS, OTHER=other)[1] == ["of_module", "given"], other
     assert lab.run(CLIENTS)[1] == []
-    assert lab.run(CLIENTS, OTHER=str(other))[1] == ["of_module", "given"]
 
 
 def test_a_client_that_cannot_be_told(lab):

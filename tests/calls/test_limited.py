@@ -198,7 +198,7 @@ def test_a_run_that_waits_long_is_suspended(tmp_path, kind):
     assert made == [0, 1]
 
 
-def test_a_side_effect_that_waits_has_not_begun(tmp_path, start, monkeypatch):
+def test_a_side_effect_that_waits_has_not_begun(tmp_path, fork, monkeypatch):
     """Killed while it waits for its turn, a side effect is not in doubt, and happens once."""
     program = f"""
 import sys, stepwise
@@ -218,18 +218,18 @@ def flow():
 
 flow()
 """
-    first = start(program, 600)
+    first = fork(program, 600)
     assert [first.hear(), first.hear()] == ["paid 0", "next"]
     monkeypatch.setenv("STEPWISE_STORE", f"disk:{tmp_path}/store")
     until(lambda: "waiting    for the limit 'api'" in python("stepwise", "show", "r").stdout)
     assert "It waits for the limit 'api'" in python("stepwise", "why", "r").stdout
     first.kill()
-    second = start(tmp_path / "script0.py", 0.2)
+    second = fork(tmp_path / "script0.py", 0.2)
     assert [second.hear(), second.hear()] == ["next", "paid 1"]
     assert second.finish() == ""
 
 
-def test_a_dead_process_gives_back_what_it_holds(tmp_path, start):
+def test_a_dead_process_gives_back_what_it_holds(tmp_path, fork):
     """The calls in flight of a killed process no longer count as calls at a time: at once."""
     program = f"""
 import sys, stepwise
@@ -239,9 +239,9 @@ with Limit("api", concurrent=1):
     print("in")
     sys.stdin.read() if sys.argv[1:] else None
 """
-    first = start(program, "stay")
+    first = fork(program, "stay")
     assert first.hear() == "in"
-    second = start(program)
+    second = fork(program)
     until(lambda: waiting_in(tmp_path / "store"))
     first.kill()
     assert second.hear() == "in"

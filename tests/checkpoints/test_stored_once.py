@@ -15,7 +15,6 @@ import os
 import re
 import threading
 import time
-import tracemalloc
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from killed import Killed, chunk_little, forget_process, line_of, played_to_the_end
 from messages import AT, CHANGES, FAMILIES, KINDS, OPERATIONS, Plain, Role, Slotted, described
+from restarted import edited
 from sweeping import WHOLE, some
 
 import stepwise
@@ -498,24 +498,6 @@ def test_what_is_not_understood_is_in_no_chunk(what, result):
     assert run.result == result
     assert run.resumed_from_step == 30
     assert chunks(run) == []
-
-
-def test_a_large_array_is_not_copied():
-    """A checkpoint of an array of 32 MB takes less than a fifth of that in memory."""
-    peaks = []
-
-    @workflow
-    def agent():
-        array = numpy.ones(4 * MB)
-        tick(0)
-        tracemalloc.start()
-        tick(1)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-        return len(array)
-
-    agent.options(store="memory:").execute()
-    assert peaks[0] < 0.2 * 32 * MB
 
 
 # -- what comes back -----------------------------------------------------------------------------
@@ -1023,11 +1005,7 @@ def start(tmp_path):
     script = tmp_path / "script.py"
 
     def start(die, *edits):
-        text = SCRIPT
-        for old, new in edits:
-            assert old in text
-            text = text.replace(old, new)
-        script.write_text(text, encoding="utf-8")
+        script.write_text(edited(SCRIPT, *edits), encoding="utf-8")
         environment = {**os.environ, "DIE": str(die), "STEPWISE_QUIET": ""}
         done = python(script, cwd=tmp_path, env=environment)
         assert done.returncode == (0 if die is None else -9), done.stderr

@@ -9,12 +9,11 @@ import os
 import subprocess
 
 import pytest
-from click.testing import CliRunner
-from command import COMMAND, process, terminal
+from command import COMMAND, process, run, terminal
 from harness import python
 
 import stepwise
-from stepwise import cli, step, tool, workflow
+from stepwise import step, tool, workflow
 
 
 @step
@@ -45,11 +44,6 @@ def sender(text):
 @workflow
 def family(topic):
     return agent(topic)
-
-
-def run(*arguments, **options):
-    """What a command does: exit code, and output with what would go to stderr."""
-    return CliRunner().invoke(cli.main, arguments, **options)
 
 
 def fails(*arguments):

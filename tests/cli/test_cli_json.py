@@ -9,8 +9,7 @@ import threading
 
 import click
 import pytest
-from click.testing import CliRunner
-from command import process
+from command import process, run
 
 import stepwise
 from stepwise import cli, errors, step, tool, workflow
@@ -55,10 +54,6 @@ def asking():
     with pytest.raises(stepwise.RunSuspended):
         trip()
     return trip.run_id_for()
-
-
-def run(*arguments, **options):
-    return CliRunner().invoke(cli.main, arguments, **options)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -327,8 +326,7 @@ def hostile(tmp_path_factory):
     folder.mkdir()
     (folder / "agent.py").write_text(PROGRAM)
     environment = {**os.environ, "STEPWISE_HOME": str(folder / "home"), "STEPWISE_QUIET": "1"}
-    command = [sys.executable, str(folder / "agent.py"), HOSTILE]
-    ended = subprocess.run(command, cwd=folder, env=environment, check=False)
+    ended = python(folder / "agent.py", HOSTILE, cwd=folder, env=environment)
     assert ended.returncode == -signal.SIGKILL
     return folder
 

@@ -2,18 +2,18 @@
 
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
-from command import COMMAND, process, waiting
-from harness import python
+from command import COMMAND, process, run, waiting
+from harness import python, until
 
 import stepwise
-from stepwise import Run, cli, step, tool, workflow
+from stepwise import Run, step, tool, workflow
 from stepwise._journal.lease import Lease
 from stepwise._journal.seal import Seal
 from stepwise._runtime import settings
@@ -53,10 +53,6 @@ if __name__ == "__main__":
 """
 
 
-def run(*arguments, **options):
-    return CliRunner().invoke(cli.main, arguments, **options)
-
-
 def is_new(before):
     """The run that was not there before."""
     (made,) = [each for each in stepwise.runs() if each not in before]
@@ -64,12 +60,12 @@ def is_new(before):
 
 
 @pytest.fixture
-def live(start, monkeypatch):
+def live(fork, monkeypatch):
     """A program whose run waits inside its second call of ``think``, and the run."""
     before = stepwise.runs()
     monkeypatch.setenv("STEPWISE_QUIET", "")
     monkeypatch.setenv("STOP_AT", "2")
-    script = start(SCRIPT)
+    script = fork(SCRIPT)
     while script.hear() != "waiting":
         pass
     monkeypatch.delenv("STOP_AT")
@@ -574,7 +570,7 @@ def test_a_stopped_owner_is_named(live):
     """The refusal of a run whose owner is stopped says so, and how to let the owner go on."""
     script, made = live
     os.kill(script.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, script.pid, os.WSTOPPED | os.WNOWAIT)
+    until(lambda: ") T " in pathlib.Path(f"/proc/{script.pid}/stat").read_text())
     refused = process("resume", made.id)
     os.kill(script.pid, signal.SIGCONT)
     assert f"kill -CONT {script.pid}" in refused.stderr

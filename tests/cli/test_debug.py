@@ -11,7 +11,8 @@ import pexpect
 import pytest
 from command import COMMAND, process
 from debug_adapter import Client
-from harness import python_path
+from harness import python, python_path
+from restarted import edit
 
 import stepwise
 
@@ -108,18 +109,14 @@ class Case:
 
     def start(self):
         """Run the program itself."""
-        return subprocess.run(
-            [sys.executable, str(self.script)], capture_output=True, text=True, check=False
-        )
+        return python(self.script)
 
     def debug(self, *arguments):
         """A terminal at the prompt of the run."""
         return Prompt(self.run.id, *arguments, env=self.plain)
 
     def edit(self, old, new):
-        text = self.script.read_text()
-        assert old in text
-        self.script.write_text(text.replace(old, new))
+        edit(self.script, (old, new))
 
     @property
     def log(self):

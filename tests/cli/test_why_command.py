@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from command import run
 
 import stepwise
-from stepwise import cli, step, workflow
+from stepwise import step, workflow
 
 
 @step
@@ -20,10 +20,6 @@ def talk(upto):
     for number in range(upto):
         answers.append(ask(number))
     return answers[upto]
-
-
-def run(*arguments, **options):
-    return CliRunner().invoke(cli.main, arguments, **options)
 
 
 @pytest.fixture

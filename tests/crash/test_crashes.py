@@ -74,7 +74,7 @@ def operations(program, text="", path=""):
 def test_killed_at_every_boundary_and_inside_every_step(program, tally):
     """Killed anywhere and run again, a program ends as if nothing had happened."""
     # Of programs that are like another one fewer are tried, if not asked for all.
-    places = thinned(undisturbed(program).places, 2 if program in FEW else 7)
+    places = thinned(undisturbed(program).places, 3 if program in FEW else 7)
     trials = [(place,) for place in places]
     swept(tally, "killed inside every step and between any two", program, trials)
 

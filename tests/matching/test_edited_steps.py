@@ -5,33 +5,18 @@ Which edits count is shown by ``tests/identity/test_versions.py``.
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import textwrap
 
 import pytest
-from harness import python
+from restarted import Program
 
 import stepwise
 from stepwise import ConfigurationError, step, tool, workflow
 from stepwise.testing import fresh_store
 
-HEAD = """
-import asyncio
-import os
-import stepwise
-from stepwise import step, tool, workflow
-
+TOOLS = """
 RATE = 1
-
-def did(text):
-    with open("bank", "a") as bank:
-        bank.write(text + "\\n")
-
-def crash(where):
-    if os.environ.get("DIE") == where:
-        os.kill(os.getpid(), 9)
 
 @step
 def price(x):
@@ -56,30 +41,7 @@ print(w())
 """
 
 
-class Program:
-    """A program in a folder of its own, which is killed, edited, and run again."""
-
-    def __init__(self, folder, text):
-        self.folder, self.file = folder, folder / "p.py"
-        self.file.write_text(HEAD + textwrap.dedent(text))
-
-    def edit(self, old="RATE = 1\n", new="RATE = 2\n"):
-        text = self.file.read_text()
-        assert old in text
-        self.file.write_text(text.replace(old, new))
-
-    def run(self, die="", code=0, **env):
-        env = {**os.environ, "DIE": die, "STEPWISE_QUIET": "", **env}
-        ended = python(self.file, cwd=self.folder, env=env, together=True)
-        assert ended.returncode == (-signal.SIGKILL if die else code), ended.stdout
-        return ended.stdout
-
-    def done(self):
-        """Return what was done outside since the last look."""
-        bank = self.folder / "bank"
-        lines = bank.read_text().split("\n")[:-1] if bank.exists() else []
-        bank.write_text("")
-        return lines
+RATE = ("RATE = 1\n", "RATE = 2\n")
 
 
 @pytest.fixture
@@ -87,8 +49,8 @@ def program(tmp_path):
     """Return a program that was killed after its first two steps."""
 
     def made(text=PLAIN, policy="keep"):
-        text = f"stepwise.configure(on_changed={policy!r})\n" + textwrap.dedent(text)
-        program = Program(tmp_path, text)
+        head = f"{TOOLS}stepwise.configure(on_changed={policy!r})\n"
+        program = Program(tmp_path, head + textwrap.dedent(text))
         program.run(die="here")
         program.done()
         return program
@@ -97,9 +59,7 @@ def program(tmp_path):
 
 
 def run_of():
-    return (
-        stepwise.runs(children=False)[0] if False else min(stepwise.runs(), key=lambda r: len(r.id))
-    )
+    return min(stepwise.runs(), key=lambda run: len(run.id))  # not a child run
 
 
 TOLD = (
@@ -111,7 +71,7 @@ TOLD = (
 def test_a_result_of_another_version_is_told(program):
     """A killed run that goes on with a result of the old step says so, with what changed."""
     killed = program()
-    killed.edit()
+    killed.edit(RATE)
     said = killed.run()
     assert re.search(TOLD, said), said
     assert "[2, 7, 12]" in said
@@ -127,7 +87,7 @@ def test_a_completed_run_that_answers_tells_it(program):
     """A completed run answers as a whole, and says which results are of another version."""
     killed = program()
     killed.run()
-    killed.edit()
+    killed.edit(RATE)
     said = killed.run()
     assert "has changed since its result was recorded (RATE): 2 recorded results are used" in said
     assert "already completed" in said
@@ -136,15 +96,15 @@ def test_a_completed_run_that_answers_tells_it(program):
 def test_what_was_not_edited_is_silent(program):
     """A comment, a docstring or a step that the run has not called is told nowhere."""
     killed = program()
-    killed.edit("    return x + RATE", '    "Doc."  # comment\n    return x + RATE')
-    killed.edit("RATE = 1\n", "RATE = 1\n@step\ndef other(x):\n    return 1\n")
+    killed.edit(("    return x + RATE", '    "Doc."  # comment\n    return x + RATE'))
+    killed.edit(("RATE = 1\n", "RATE = 1\n@step\ndef other(x):\n    return 1\n"))
     assert "has changed since" not in killed.run()
 
 
 def test_rerun_makes_plain_steps_again(program):
     """With ``rerun`` the run goes back to before the step; what was paid is not paid again."""
     killed = program(policy="rerun")
-    killed.edit()
+    killed.edit(RATE)
     said = killed.run()
     assert "1 recorded result is not used, it runs again" in said
     assert "[3, 7, 12]" in said
@@ -158,7 +118,7 @@ def test_rerun_of_a_completed_run(program):
     killed = program(policy="rerun")
     killed.run()
     killed.done()
-    killed.edit()
+    killed.edit(RATE)
     assert "[3, 7, 12]" in killed.run()
     assert killed.done() == ["price 1", "price 10"]
 
@@ -166,7 +126,7 @@ def test_rerun_of_a_completed_run(program):
 def test_a_side_effect_never_runs_again_by_itself(program):
     """An edited side effect keeps its result, whatever ``configure`` says, and the run says so."""
     killed = program(policy="rerun")
-    killed.edit("    return cents", "    return cents + 1")
+    killed.edit(("    return cents", "    return cents + 1"))
     said = killed.run()
     assert "tool pay" in said
     assert "(body): 1 recorded result is used\n" in said
@@ -178,7 +138,7 @@ def test_a_side_effect_never_runs_again_by_itself(program):
 def test_ask_stops_until_a_person_answers(program, answer, result):
     """With ``ask`` nothing is done before a person says what becomes of the recorded results."""
     killed = program(policy="ask")
-    killed.edit()
+    killed.edit(RATE)
     for _ in range(2):
         said = killed.run(code=1)
         assert "CodeChangedError" in said
@@ -187,7 +147,7 @@ def test_ask_stops_until_a_person_answers(program, answer, result):
     run_of().resolve("price", **{answer: True})
     assert result in killed.run()
     assert "already completed" in killed.run()
-    killed.edit("RATE = 2\n", "RATE = 3\n")  # another edit asks anew
+    killed.edit(("RATE = 2\n", "RATE = 3\n"))  # another edit asks anew
     assert "CodeChangedError" in killed.run(code=1)
 
 
@@ -210,11 +170,11 @@ print(w())
 def test_results_of_completed_child_runs(program):
     """A parent tells the steps of its completed child runs, and ``rerun`` makes them again."""
     killed = program(CHILDREN)
-    killed.edit()
+    killed.edit(RATE)
     said = killed.run()
     assert "(RATE): the results in 2 completed child runs are used" in said
     assert "[2, 3]" in said
-    killed.edit("on_changed='keep'", "on_changed='rerun'")
+    killed.edit(("on_changed='keep'", "on_changed='rerun'"))
     assert "[3, 4]" in killed.run()
     assert killed.done() == ["price 1", "price 2"]
 
@@ -236,11 +196,11 @@ print(asyncio.run(w()))
 def test_steps_side_by_side_are_told_once(program):
     """Calls in tasks and threads are told in one line, and each runs again if that is asked."""
     killed = program(SIDE_BY_SIDE.replace("results += stepwise.map(price, [4, 5])\n", "\n"))
-    killed.edit()
+    killed.edit(RATE)
     said = killed.run()
     assert said.count("has changed since") == 1
     assert "3 recorded results are used" in said
-    killed.edit("on_changed='keep'", "on_changed='rerun'")
+    killed.edit(("on_changed='keep'", "on_changed='rerun'"))
     assert "[2, 3, 4]" in killed.run()
     assert sorted(killed.done()) == ["price 0", "price 1", "price 2"]
 
@@ -264,9 +224,9 @@ print(w())
 def test_a_step_that_the_workflow_makes(program, policy, result):
     """A step that exists only while its run is executed is compared when a record answers it."""
     killed = program(INSIDE, policy)
-    killed.edit()
-    killed.edit('    crash("here")\n', '    crash("there")\n')
-    killed.edit("results = [", "results  = [0] and [")  # above the position: it replays
+    killed.edit(RATE)
+    killed.edit(('    crash("here")\n', '    crash("there")\n'))
+    killed.edit(("results = [", "results  = [0] and ["))  # above the position: it replays
     said = killed.run()
     assert result in said
     assert said.count("has changed since") == (policy == "keep")
@@ -291,7 +251,7 @@ print(w())
 def test_a_side_effect_inside_a_step_that_runs_again(program):
     """A step that runs again meets the recorded side effects inside it."""
     killed = program(NESTED, "rerun")
-    killed.edit("price(x) * RATE", "price(x) * 100")
+    killed.edit(("price(x) * RATE", "price(x) * 100"))
     assert "200" in killed.run()
     assert killed.done() == []
 
@@ -300,7 +260,7 @@ def test_a_side_effect_inside_a_step_that_runs_again(program):
 def test_an_edited_step_inside_a_step(program, policy):
     """A step runs again with the step around it, whose result was made of the old one."""
     killed = program(NESTED, policy)
-    killed.edit("return x + RATE", "return x + RATE * 100")
+    killed.edit(("return x + RATE", "return x + RATE * 100"))
     if policy == "ask":
         killed.run(code=1)
         run_of().resolve("price", another=True)
@@ -313,7 +273,7 @@ def test_an_edited_step_inside_a_side_effect(program, policy):
     """A side effect keeps its result, so an edited step inside it is not made again; it is said."""
     text = NESTED.replace("@step\ndef outer", "@tool(side_effect=True)\ndef outer")
     killed = program(text, policy)
-    killed.edit("return x + RATE", "return x + RATE * 100")
+    killed.edit(("return x + RATE", "return x + RATE * 100"))
     if policy == "ask":
         assert "--another" not in killed.run(code=1)
         with pytest.raises(stepwise.StepNotFoundError):
@@ -346,7 +306,7 @@ print(w())
 def test_a_pruned_journal_keeps_its_results(program, policy):
     """A run whose journal was pruned cannot be replayed: it keeps old results, and says so."""
     killed = program(PRUNED, policy)
-    killed.edit()
+    killed.edit(RATE)
     if policy == "ask":
         assert "--another" not in killed.run(code=1)
         run_of().resolve("price", same=True)
@@ -377,7 +337,7 @@ print(asyncio.run(executor.execute(graph, "goal", {}, {"run_id": "r"})).output)
 def test_nodes_of_a_graph(program, policy, x):
     """A node whose function was edited is told like a step, and runs again if that is asked."""
     killed = program(GRAPH, policy)
-    killed.edit()
+    killed.edit(RATE)
     said = killed.run()
     assert f"'y': {x}" in said, said
     assert "step first has changed since its result was recorded (RATE)" in said
@@ -388,7 +348,7 @@ def test_a_fork_knows_the_versions_of_its_source(program):
     """A fork has the records of its source, and tells its edited steps as well."""
     killed = program()
     fork = run_of().fork(1)
-    killed.edit()
+    killed.edit(RATE)
     said = killed.run(STEPWISE_RESUME=fork.id)
     assert re.search(TOLD, said), said
 

@@ -9,6 +9,7 @@ import re
 from typing import NamedTuple
 
 import pytest
+import restarted
 from survival import lab_of, line_of, placed
 
 PROGRAM = """
@@ -47,11 +48,8 @@ def edit(*changes, die_at, program=PROGRAM, code=0):
     """Kill the program there, change its text, and run it again."""
     with lab_of(program) as lab:
         assert lab.run(die_at=f"{die_at} before").died
-        before, text = len(lab.log), lab.script.read_text(encoding="utf-8")
-        for old, new in changes:
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        lab.script.write_text(text, encoding="utf-8")
+        before = len(lab.log)
+        restarted.edit(lab.script, *changes)
         ended = lab.run()
         assert ended.code == code, ended.text
         return Second(lab.result if code == 0 else None, lab.log[before:], ended.text)

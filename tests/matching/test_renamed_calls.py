@@ -3,63 +3,15 @@
 import itertools
 import os
 import re
-import signal
-import textwrap
 
 import pytest
-from harness import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from restarted import Program
 from sweeping import WHOLE, some
 
 import stepwise
 from examples import sweep
-
-HEAD = """
-import os
-from stepwise import step, tool, workflow
-
-def did(text):
-    with open("bank", "a") as bank:
-        bank.write(text + "\\n")
-
-def crash(where):
-    if os.environ.get("DIE") == where:
-        os.kill(os.getpid(), 9)
-"""
-
-
-class Program:
-    """A program in a folder of its own, which is killed, edited, and run again."""
-
-    def __init__(self, folder, text):
-        folder.mkdir(exist_ok=True)
-        self.folder, self.file = folder, folder / "p.py"
-        self.write(text)
-
-    def write(self, text):
-        self.file.write_text(HEAD + textwrap.dedent(text))
-
-    def edit(self, *changes):
-        text = self.file.read_text()
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        self.file.write_text(text)
-
-    def run(self, die="", code=None):
-        """Run it, and return what it printed; the exit code is 0, or that of SIGKILL."""
-        env = {**os.environ, "DIE": die, "STEPWISE_QUIET": ""}
-        ended = python(self.file, cwd=self.folder, env=env, together=True)
-        expected = -signal.SIGKILL if die else 0
-        assert ended.returncode == (expected if code is None else code), ended.stdout
-        return ended.stdout
-
-    @property
-    def bank(self):
-        """What happened outside."""
-        bank = self.folder / "bank"
-        return bank.read_text().split("\n")[:-1] if bank.exists() else []
 
 
 def run_of(workflow="w"):
@@ -468,12 +420,11 @@ def test_random_renames(tmp_path_factory, blocks, renamed, other_amount, comment
     names = {each: FRESH[each] if each in renamed else each for each in TOOLS}
     program.write(source(blocks, names, 6 if other_amount else 5, comment))
     for _ in range(4 * len(made) + 2):
-        env = {**os.environ, "DIE": "", "STEPWISE_QUIET": ""}
-        ended = python(program.file, cwd=folder, env=env, together=True)
-        if ended.returncode == 0:
+        told = program.run(code=None)
+        if program.code == 0:
             break
-        assert "StepInDoubtError" in ended.stdout, ended.stdout
-        answer(ended.stdout)
-    assert ended.returncode == 0, ended.stdout
+        assert "StepInDoubtError" in told, told
+        answer(told)
+    assert program.code == 0, told
     assert sorted(program.bank) == sorted(made)
     run_of().delete()

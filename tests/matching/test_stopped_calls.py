@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from clocks import LIMIT, be_late
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from killed import forget_process
 from twins import call as call_of
 
 import stepwise
@@ -20,7 +21,6 @@ from stepwise import ArgumentsChangedWarning, StepInDoubtError, cli, step, tool,
 from stepwise._calls import call as perform
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Wait, drive
-from stepwise._execution import process_memory
 from stepwise._execution.concurrency import Flows
 from stepwise._journal.inbox import acting_as
 from stepwise._journal.records import (
@@ -89,17 +89,12 @@ def nothing_sent():
     dying.clear()
 
 
-def restart():
-    """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
-
-
 def killed(call, *arguments, at):
     """The run of a call that is killed there."""
     dying.add(at)
     with pytest.raises(Killed):
         call_of(call, *arguments)
-    restart()
+    forget_process()
     return next(run for run in stepwise.runs() if run.parent is None)
 
 
@@ -107,7 +102,7 @@ def stopped(call, *arguments):
     """What the run says when it stops."""
     with pytest.raises(StepInDoubtError) as caught:
         call_of(call, *arguments)
-    restart()
+    forget_process()
     return str(caught.value)
 
 
@@ -233,7 +228,7 @@ def test_an_act_that_was_undone_is_no_other_call_any_more():
     run.resolve(1, same=True)
     assert trip() == ["sent to ann", "end"]
     run.compensate()
-    restart()
+    forget_process()
     assert trip() == ["sent to ann", "end"]
     assert tos() == ["ann", "undone", "ann"]
 
@@ -765,7 +760,7 @@ def test_whoever_answers_truly_gets_each_act_once(texts, kills):
                 pass
             except StepInDoubtError:
                 world.answer(stepwise.get_run("letters"))
-            restart()
+            forget_process()
         assert found == list(range(len(texts)))
         assert sorted(world.sent) == found
 

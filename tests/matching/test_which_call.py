@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from calls import CARRIERS, Calls, stopped
+from restarted import edited
 from sweeping import WHOLE
 
 BOTH = {"bull": "bull: why", "bear": "bear: why"}
@@ -737,14 +738,6 @@ def carried():
         yield f"{who}: post, in flight, and tried again by its own object", row
 
 
-def edited(text, *edits):
-    """Return a program with texts replaced, each of which must be in it."""
-    for old, new in edits:
-        assert old in text
-        text = text.replace(old, new)
-    return text
-
-
 def conversations():
     """Give the rows of one agent whose client, history, counter and times are of each process."""
     for place, block, dies in itertools.product(("local", "global"), ("replay", "inside"), "02"):
@@ -924,8 +917,7 @@ def test_a_record_answers_the_call_that_it_is_of(row):
     """
     with Calls(row.text, **dict(row.environment)) as program:
         program.crash()
-        for old, new in row.edits:
-            program.edit(old, new)
+        program.edit(*row.edits)
         answers = list(row.answers)
         while stopped(ended := program.rerun()):
             assert answers, ended

@@ -9,6 +9,7 @@ import ast
 import re
 
 from harness import Lab
+from restarted import edit
 
 HEAD = """
 import asyncio, dataclasses, datetime, functools, os, threading, time, uuid
@@ -278,11 +279,9 @@ class Calls(Lab):
         assert not ended.code, ended.text
         return ast.literal_eval(found[-1])
 
-    def edit(self, old, new):
+    def edit(self, *changes):
         """Change its text."""
-        text = self.script.read_text(encoding="utf-8")
-        assert old in text
-        self.script.write_text(text.replace(old, new), encoding="utf-8")
+        edit(self.script, *changes)
 
     @property
     def bodies(self):

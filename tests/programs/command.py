@@ -4,9 +4,17 @@ import contextlib
 import os
 import subprocess
 
+from click.testing import CliRunner
 from harness import COMMAND, python
 
-__all__ = ["COMMAND", "process", "terminal", "waiting"]
+from stepwise import cli
+
+__all__ = ["COMMAND", "process", "run", "terminal", "waiting"]
+
+
+def run(*arguments, **options):
+    """What ``stepwise ...`` does in this process: exit code, and what it says."""
+    return CliRunner().invoke(cli.main, arguments, **options)
 
 
 def process(*arguments, **env):

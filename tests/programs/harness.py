@@ -30,6 +30,8 @@ ATTEMPTS = 12
 COMMAND = os.path.join(sysconfig.get_path("scripts"), "stepwise")
 
 _DID = re.compile(r"did (.*?) -> (.*)")
+_IMPORT = re.compile(r"^\s*(?:import|from) .*", re.MULTILINE)
+_LARGE = re.compile(r"\b(?:anthropic|httpx2?|openai|pydantic)\b")
 
 
 def _memory():
@@ -89,6 +91,12 @@ def _host(preload="", number=0, imports=()):
     )
     atexit.register(_end, host)
     return host
+
+
+def _large(script):
+    """What a program imports that takes a second: a host of its own has imported it already."""
+    text = script.read_text(encoding="utf-8") if script.is_file() else ""
+    return tuple(sorted({*_LARGE.findall("\n".join(_IMPORT.findall(text)))}))
 
 
 def _ask(host, request):
@@ -164,7 +172,8 @@ def python(*argv, cwd=None, env=None, text="", together=False, first=""):
         if together:
             files["err"] = files["out"]
         request = _request(words, cwd, env, first, **files)
-        answer = _ask(_host(number=next(_turns) % 2), request)
+        imports = _large(pathlib.Path(request["cwd"], words[0]))
+        answer = _ask(_host(number=next(_turns) % 2, imports=imports), request)
         said = [
             files[name].read_text(encoding="utf-8") if files[name].exists() else ""
             for name in ("out", "err")
@@ -317,7 +326,8 @@ class Lab:
             number = die_at.removeprefix("operation ") if die_at.startswith("operation ") else "0"
             watched = {"POWER_ROOT": str(self.folder / "home"), "POWER_TALLY": str(tally)}
             request["env"].update(watched, POWER_KILL=number)
-        answer = _ask(_host(self.preload), request)
+        imports = () if self.preload or command else _large(self.script)
+        answer = _ask(_host(self.preload, imports=imports), request)
         ended = Ended(answer["code"], errors.read_text(encoding="utf-8"), answer["seconds"])
         self.said.append(ended.text)
         self.codes.append(ended.code)

@@ -8,11 +8,11 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from killed import forget_process
 from outside import Log
 
 import stepwise
 from stepwise import cli, step, tool, workflow
-from stepwise._execution import process_memory
 from stepwise._journal.records import Call, Ended, Entry, Handled, Intent, Outcome, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._runs.steps import steps_of
@@ -70,18 +70,13 @@ def nothing_done():
     dying.clear()
 
 
-def restart():
-    """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
-
-
 def stopped(call, *arguments, at, by=None):
     """The run of a call that was stopped in a step."""
     error = by or Killed()
     dying[at] = error
     with pytest.raises(type(error)):
         call(*arguments)
-    restart()
+    forget_process()
     return stepwise.runs()[0]
 
 
@@ -241,7 +236,7 @@ def test_resolve_landed(which):
     run = stopped(letter, "hi", at="hi")
     with pytest.raises(stepwise.StepInDoubtError):
         letter("hi")
-    restart()
+    forget_process()
     run.resolve(which, landed="id 7")
     assert run.steps[1].status == "completed"
     assert run.steps[1].result == "id 7"
@@ -276,7 +271,7 @@ def test_forget():
     run.forget(2)
     assert run.status == "crashed"
     assert [each.number for each in run.steps] == [1, 3]
-    restart()
+    forget_process()
     assert chain("a", "b", "c") == ["a", "b", "c"]
     assert done == ["a", "b", "c", "b"]
     with pytest.raises(stepwise.StepNotFoundError, match="names more than one; give its number"):
@@ -335,7 +330,7 @@ def test_delete():
     for gone in (run, child):
         with pytest.raises(stepwise.RunNotFoundError):
             _ = gone.status
-    restart()
+    forget_process()
     assert parent() == ["a"]
     assert done == ["a", "a"]
 
@@ -431,7 +426,7 @@ def test_called_again_after_it_completed(told):
     assert ids == [ids[0], f"{ids[0]}-2", f"{ids[0]}-3"]
     assert done == ["a"] * 3
     assert told() == ""
-    restart()
+    forget_process()
     with pytest.warns(stepwise.RunWarning, match=f"was answered by {ids[1]}, which another"):
         assert [chain.execute("a").id for _ in range(4)] == [*ids, f"{ids[0]}-4"]
     assert done == ["a"] * 4
@@ -441,7 +436,7 @@ def test_called_again_after_it_completed(told):
 def test_a_completed_run_is_recalled(told):
     """Started again, a script gets the recorded result; the first notice says how to start anew."""
     runs = [chain.execute(name) for name in "abc"]
-    restart()
+    forget_process()
     for name in "abc":
         assert chain(name) == [name]
     first, *others = told().splitlines()
@@ -518,7 +513,7 @@ def test_an_unfinished_run_beside_it(told):
 def test_conflict():
     """A run id that belongs to another call is refused, and both calls are shown."""
     chain.options(run_id="mine")("a")
-    restart()
+    forget_process()
     assert chain.options(run_id="mine")("a") == ["a"]
     with pytest.raises(stepwise.RunConflictError) as caught:
         chain.options(run_id="mine")("b")

@@ -69,13 +69,13 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def stopped(tmp_path, start):
+def stopped(tmp_path, fork):
     """Run the program until it stops; return its run, and the file."""
     path = tmp_path / "order.py"
     path.write_text(PROGRAM)
 
     def run(how):
-        script = start(path, how)
+        script = fork(path, how)
         script.process.stdin.close()
         script.process.stdout.read()
         script.process.wait()
@@ -167,9 +167,9 @@ def test_a_completed_run(stopped):
     assert why.commands[0][0].startswith("stepwise fork")
 
 
-def test_a_run_in_progress(stopped, start):
+def test_a_run_in_progress(stopped, fork):
     """A run in progress is looked at: its step, and the variables of its last checkpoint."""
-    script = start(stopped.path, "slow")
+    script = fork(stopped.path, "slow")
     assert script.hear() == "slow"
     why = stepwise.runs()[0].why()
     assert why.status == "running"
@@ -315,7 +315,7 @@ def test_what_is_hidden():
         run.history("name[0]")
 
 
-def test_a_class_that_is_gone(start):
+def test_a_class_that_is_gone(fork):
     """Objects of a class that this program lacks are shown by what they hold."""
     source = (
         "import stepwise\n"
@@ -335,7 +335,7 @@ def test_a_class_that_is_gone(start):
         "except ZeroDivisionError:\n"
         "    pass\n"
     )
-    start(source).finish()
+    fork(source).finish()
     (basket,) = (each for each in stepwise.runs()[0].why().variables if each.name == "basket")
     assert "items=['tea']" in basket.text
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from harness import python
 
 import stepwise
 from stepwise import on_event, step, tool, workflow
@@ -213,7 +214,7 @@ agent()
 def on_terminal(path, **env):
     """What a terminal gets that a script writes to."""
     source = f"import pty, sys; sys.exit(pty.spawn([{sys.executable!r}, {str(path)!r}]))"
-    done = subprocess.run(
+    done = subprocess.run(  # whose output keeps each carriage return
         [sys.executable, "-c", source],
         env={**os.environ, "COLUMNS": "60", **env},
         stdin=subprocess.DEVNULL,
@@ -256,12 +257,5 @@ def test_no_progress_unasked(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     assert "steps" not in on_terminal(path)
-    done = subprocess.run(
-        [sys.executable, path],
-        env={**os.environ, "STEPWISE_PROGRESS": "1", "STEPWISE_FRESH": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    done = python(path, env={**os.environ, "STEPWISE_PROGRESS": "1", "STEPWISE_FRESH": "1"})
     assert done.stderr == "an error\n" * 3

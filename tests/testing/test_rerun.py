@@ -11,14 +11,15 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import textwrap
 
 import pytest
 from click.testing import CliRunner
+from harness import python
 from hypothesis import given
 from hypothesis import strategies as st
+from restarted import edited
 
 import stepwise
 from stepwise import ConfigurationError, StepNotFoundError
@@ -79,13 +80,6 @@ def program(tmp_path, monkeypatch):
     load.write = write
     yield load
     sys.modules.pop("rerunagent", None)
-
-
-def edited(text, *pairs):
-    for old, new in pairs:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
 
 
 def recorded_run(module, *args):
@@ -560,15 +554,8 @@ socket.socket.connect = socket.create_connection = refuse
 def pytest_in(folder, program):
     """Run the tests in a folder, with no environment, no store that works, and no network."""
     (folder / "conftest.py").write_text(BLOCKED)
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)],
-        env={"PYTHONPATH": str(program), "STEPWISE_STORE": "disk:/nowhere/at/all", "HOME": "/"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    env = {"PYTHONPATH": str(program), "STEPWISE_STORE": "disk:/nowhere/at/all", "HOME": "/"}
+    return python("-m", "pytest", "-q", "-p", "no:cacheprovider", folder, cwd=folder, env=env)
 
 
 def test_an_exported_run_is_a_test(program, tmp_path):
@@ -813,17 +800,6 @@ if __name__ == "__main__":
 """
 
 
-def stepwise_command(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "stepwise", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=cwd,
-        check=False,
-    )
-
-
 METHODS = """
 import dataclasses, sys
 from stepwise import step, workflow
@@ -862,12 +838,12 @@ if __name__ == "__main__":
 def test_arguments_that_the_command_cannot_load(tmp_path):
     """The command exports runs with arguments of classes, or as data, without the program."""
     (tmp_path / "orders.py").write_text(METHODS)
-    subprocess.run([sys.executable, "-m", "orders"], check=True, timeout=60, cwd=tmp_path)
+    assert python("-m", "orders", cwd=tmp_path).returncode == 0
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     for name in ("Agent.run", "plain"):
         words = ("export", name, "--format", "test", "-o", f"test_{name[:5]}.py")
-        assert stepwise_command(*words, cwd=folder).returncode == 0
+        assert python("stepwise", *words, cwd=folder).returncode == 0
     test = folder / "test_plain.py"
     given = test.read_text().replace('plain")', 'plain", inputs={"api_key": "x"})')
     test.write_text(given)
@@ -907,11 +883,11 @@ if __name__ == "__main__":
 def test_errors_that_the_command_cannot_load(tmp_path, how):
     """The command exports errors of classes of the program, which it does not import."""
     (tmp_path / "orders.py").write_text(RAISING)
-    subprocess.run([sys.executable, *how], check=True, timeout=60, cwd=tmp_path)
+    assert python(*how, cwd=tmp_path).returncode == 0
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     words = ("export", "agent", "--format", "test", "-o", "test_it.py")
-    assert stepwise_command(*words, cwd=folder).returncode == 0
+    assert python("stepwise", *words, cwd=folder).returncode == 0
     done = pytest_in(folder, tmp_path)
     assert "1 passed" in done.stdout, done.stdout
 
@@ -943,11 +919,10 @@ if __name__ == "__main__":
 def test_code_that_ends_its_process(tmp_path):
     """What the code of a workflow raises is said, also if it is no ``Exception``."""
     (tmp_path / "orders.py").write_text(ENDING)
-    program = [sys.executable, "orders.py"]
-    subprocess.run(program, check=False, timeout=60, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    done = stepwise_command("rerun", "agent", cwd=tmp_path)
+    python("orders.py", cwd=tmp_path)
+    done = python("stepwise", "rerun", "agent", cwd=tmp_path)
     assert "Stop: enough" in done.stdout
-    done = stepwise_command("preflight", "orders.py", "--replay", "--json", cwd=tmp_path)
+    done = python("stepwise", "preflight", "orders.py", "--replay", "--json", cwd=tmp_path)
     assert "not replayed: it raises Stop: enough" in json.loads(done.stdout)[0]["notes"]
 
 
@@ -978,16 +953,16 @@ if __name__ == "__main__":
 def test_a_call_that_lacks_arguments(tmp_path):
     """Arguments that are not in the file, or that only today's code wants, are named with a way."""
     (tmp_path / "orders.py").write_text(LACKING)
-    subprocess.run([sys.executable, "-m", "orders"], check=True, timeout=60, cwd=tmp_path)
+    assert python("-m", "orders", cwd=tmp_path).returncode == 0
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     words = ("export", "agent", "--format", "test", "-o", "test_it.py")
-    assert stepwise_command(*words, cwd=folder).returncode == 0
+    assert python("stepwise", *words, cwd=folder).returncode == 0
     done = pytest_in(folder, tmp_path)
     assert "inputs=dict(order=...)" in done.stdout, done.stdout
     text = edited(LACKING, ("order: Order", "order: Order, size: int"))
     (tmp_path / "orders.py").write_text(text)
-    done = stepwise_command("rerun", "agent", cwd=tmp_path)
+    done = python("stepwise", "rerun", "agent", cwd=tmp_path)
     assert "missing a required argument: 'size'" in " ".join(done.stdout.split())
     assert "inputs=dict(NAME=...)" in done.stdout
 
@@ -996,15 +971,15 @@ def test_many_runs_from_the_terminal(tmp_path):
     """The command reruns many runs of a script, counts them, and fails if one differs."""
     script = tmp_path / "notes.py"
     script.write_text(SCRIPT)
-    subprocess.run([sys.executable, str(script)], check=True, timeout=60, capture_output=True)
-    done = stepwise_command("rerun", "--workflow", "agent", cwd=tmp_path)
+    assert python(script).returncode == 0
+    done = python("stepwise", "rerun", "--workflow", "agent", cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 runs: 3 same"), done.stderr
     assert "in the code" not in done.stdout + done.stderr
     script.write_text(SCRIPT.replace("return found.text", "return found.text[n == 1:]"))
-    done = stepwise_command("rerun", "--workflow", "agent", cwd=tmp_path)
+    done = python("stepwise", "rerun", "--workflow", "agent", cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "3 runs: 1 differs, 2 same")
     assert "recorded 'note 1', now 'ote 1'" in done.stdout
-    done = stepwise_command("rerun", "-n", "2", "--json", cwd=tmp_path)
+    done = python("stepwise", "rerun", "-n", "2", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
     assert [each["verdict"] for each in found] == ["same", "differs"]
     assert found[1]["difference"]["path"] == "result"
@@ -1013,8 +988,8 @@ def test_many_runs_from_the_terminal(tmp_path):
 def test_a_module_that_was_started(tmp_path):
     """Runs of ``python -m`` have definitions of ``__main__`` in their records, and are rerun."""
     (tmp_path / "jobs.py").write_text(SCRIPT)
-    subprocess.run([sys.executable, "-m", "jobs"], check=True, timeout=60, cwd=tmp_path)
-    done = stepwise_command("rerun", "-n", "9", cwd=tmp_path)
+    assert python("-m", "jobs", cwd=tmp_path).returncode == 0
+    done = python("stepwise", "rerun", "-n", "9", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "3 runs: 3 same"
     export(stepwise.runs()[0], tmp_path / "test_it.py")
     done = pytest_in(tmp_path, tmp_path)
@@ -1025,7 +1000,7 @@ def test_a_program_that_does_not_import(tmp_path):
     """A run whose program cannot be imported, or begins runs then, is said to be impossible."""
     script = tmp_path / "notes.py"
     script.write_text(SCRIPT)
-    subprocess.run([sys.executable, str(script)], check=True, timeout=60, capture_output=True)
+    assert python(script).returncode == 0
     for text, why in (
         (SCRIPT.replace('if __name__ == "__main__":', "if True:"), "__name__"),
         ("import os; os._exit(3)", "its process ended with 3"),
@@ -1034,11 +1009,11 @@ def test_a_program_that_does_not_import(tmp_path):
         (SCRIPT.replace('    print("in the code")', "    import os; os._exit(4)"), "ended with 4"),
     ):
         script.write_text(text)
-        done = stepwise_command("rerun", "-n", "1", cwd=tmp_path)
+        done = python("stepwise", "rerun", "-n", "1", cwd=tmp_path)
         assert done.returncode == 1
         assert "1 run: 1 not possible" in done.stdout
         assert why in " ".join((done.stdout + done.stderr).split())
-    done = stepwise_command("rerun", cwd=tmp_path)
+    done = python("stepwise", "rerun", cwd=tmp_path)
     assert (done.returncode, "name RUNS" in done.stderr) == (2, True)
 
 
@@ -1103,12 +1078,7 @@ def agent() -> str:
 def test_a_run_that_was_killed(program, tmp_path):
     """The rerun of a run that was killed in a side effect ends there, and does not act."""
     module = program(KILLED)
-    done = subprocess.run(
-        [sys.executable, "-c", "import rerunagent; rerunagent.agent()"],
-        cwd=tmp_path,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", "import rerunagent; rerunagent.agent()", cwd=tmp_path)
     assert done.returncode == -9
     (run,) = stepwise.runs()
     again = rerun(run, module.agent)

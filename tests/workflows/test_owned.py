@@ -38,13 +38,13 @@ except Exception as error:
 
 
 @pytest.fixture
-def job(start, tmp_path, monkeypatch):
+def job(fork, tmp_path, monkeypatch):
     """Start the same job in several processes, as cron does."""
     (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
 
     def begun(on_owned="raise"):
         monkeypatch.setenv("STEPWISE_QUIET", "0" if on_owned == "wait" else "1")
-        script = start(STARTED.replace("POLICY", on_owned))
+        script = fork(STARTED.replace("POLICY", on_owned))
         if on_owned == "wait":
             assert "waits, since it is being executed by process " in script.hear()
         return script
@@ -385,13 +385,13 @@ except BaseException as error:
 """
 
 
-def test_an_agent_that_searches_its_own_home(start, tmp_path):
+def test_an_agent_that_searches_its_own_home(fork, tmp_path):
     """A step that reads everything below STEPWISE_HOME gives away neither run nor records."""
     (tmp_path / "searching.py").write_text(SEARCHES_ITS_HOME, encoding="utf-8")
-    first = start(SEARCHES, "first")
+    first = fork(SEARCHES, "first")
     assert first.hear() == "charged"
-    assert start(SEARCHES, "second").finish() == "RunBusyError"
+    assert fork(SEARCHES, "second").finish() == "RunBusyError"
     assert len(stepwise.runs()) == 1  # opens the store, and closes it
     first.tell()
     assert first.finish() == "(True, 500, True)"
-    assert start(SEARCHES, "second").finish() == "(True, 500, True)"
+    assert fork(SEARCHES, "second").finish() == "(True, 500, True)"

@@ -8,8 +8,10 @@ import random
 import re
 
 import pytest
+import restarted
 from edited import edited, program, text_of
 from harness import python
+from sweeping import size
 
 AGENT = """import os
 from dataclasses import dataclass
@@ -96,10 +98,7 @@ def preflight(*words):
 
 def edit(*pairs, text=AGENT):
     """Write the program with other texts in it."""
-    for old, new in pairs:
-        assert old in text
-        text = text.replace(old, new)
-    write(text)
+    write(restarted.edited(text, *pairs))
 
 
 def start():
@@ -133,7 +132,7 @@ def what_is_said(row):
 # -- random edits ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(size(16, 400)))
 def test_random_edits(folder, seed):
     """A verdict without a reservation is what happens; with ``--replay`` none has a reservation."""
     rng = random.Random(seed)

@@ -11,11 +11,11 @@ import uuid
 
 import pytest
 from harness import python
+from killed import forget_process
 from sweeping import some
 
 import stepwise
 from stepwise import ConfigurationError, RunConflictError, RunWarning, step, workflow
-from stepwise._execution import process_memory
 
 HEAD = """
 import os, sys, time, uuid
@@ -57,11 +57,6 @@ def program(tmp_path):
         return execute
 
     return write
-
-
-def restart():
-    """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
 
 
 def ids():
@@ -326,7 +321,7 @@ def test_a_warning_that_is_an_error_leaves_nothing_behind():
         yield 1
 
     assert [*items(), *items()] == [1, 1]
-    restart()
+    forget_process()
     assert [*items()] == [1]
     with pytest.raises(RunWarning):
         [*items()]
@@ -449,7 +444,7 @@ def test_run_id_for_names_the_next_run():
     assert len(set(made)) == 4
     failed = check("b")
     assert check("b", start="unfinished") == failed
-    restart()
+    forget_process()
     with pytest.warns(RunWarning):
         assert [check("a"), check("a"), check("a"), check("b")] == [*made[:2], made[3], failed]
 
@@ -803,7 +798,7 @@ def test_what_a_run_did_to_captured_variables():
     agent = make()
     made = [agent.execute(1).id for _ in range(3)]
     assert made == [made[0], f"{made[0]}-2", f"{made[0]}-3"]
-    restart()
+    forget_process()
     agent = make()
     with pytest.warns(RunWarning):
         assert [agent.execute(1).id for _ in range(3)] == made
@@ -876,7 +871,7 @@ def test_an_id_of_another_call(options, changed, named):
     """An explicit id of a run whose instance differs is a conflict that names what differs."""
     agent = Plain()
     agent.run.options(run_id="mine", **options)("q")
-    restart()
+    forget_process()
     changed(agent)
     if named:
         with pytest.raises(RunConflictError, match=f"differing {named} of its instance\n"):
@@ -913,7 +908,7 @@ def test_an_id_of_another_default_or_capture():
         return agent.options(run_id="mine")
 
     make("gpt", 1)("q")
-    restart()
+    forget_process()
     with pytest.raises(RunConflictError, match="differing the captured variable 'model'\n"):
         make("claude", 1)("q")
     with pytest.raises(RunConflictError, match="differing the argument 'limit'\n"):

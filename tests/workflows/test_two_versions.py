@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 from harness import Watched, python, until
+from restarted import edited
 
 import stepwise
 
@@ -156,11 +157,7 @@ def versions(tmp_path):
     """Make folders of versions of ``jobs``; a text may be the old one with replacements."""
 
     def make(*changes, new=None, old=OLD):
-        new = new or old
-        for before, after in changes:
-            assert before in new
-            new = new.replace(before, after)
-        return Versions(tmp_path, old=old, new=new)
+        return Versions(tmp_path, old=old, new=edited(new or old, *changes))
 
     return make
 

@@ -12,10 +12,11 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from killed import forget_process
+
 import stepwise
 from equivalence.programs import write
 from equivalence.world import Crash, Runaway, world
-from stepwise._execution import process_memory
 from stepwise._journal.journal import open_head, seal_for
 from stepwise._journal.seal import named
 from stepwise.stores.disk import DiskStore
@@ -97,14 +98,9 @@ def _copied(runs):
     }
 
 
-def _restart():
-    """As if this process had just begun."""
-    vars(process_memory.memory).update(vars(process_memory.ProcessMemory()))
-
-
 def execute(program, store, crash_at=None, before=()):
     """Run a program as a workflow, in a process that has just begun."""
-    _restart()
+    forget_process()
     world.begin(crash_at, before=before)
     try:
         outcome, given = program.call(program.durable, store)
