@@ -615,21 +615,27 @@ def test_fifty_runs_are_served_in_turn(tmp_path):
     async def ask(run, number):
         made.append(run)
 
-    begun = []
+    in_line = {}
+
+    def heard(event):
+        if event.kind == "step_waiting":
+            in_line.setdefault((event.run_id, event.step), len(made))
+
+    unheard = stepwise.on_event(heard)
 
     @workflow(fresh=True)
     async def flow(run):
-        begun.append(len(made))
         await asyncio.gather(*(ask(run, number) for number in range(4 if run else 30)))
 
     async def main():
         await asyncio.gather(*(flow(run) for run in range(50)))
 
     asyncio.run(main())
+    unheard()
     assert sorted(made) == sorted([0] * 30 + [*range(1, 50)] * 4)
-    # In line with the calls, the first run would come first.  Two windows after the last run began,
-    # all calls are in line: while another run waits, the first one gets one call in each round.
-    rest = made[begun[-1] + 50 :]
+    # In line with the calls, the first run would come first.  Two windows after the last call began
+    # to wait, while another run waits, the first one gets one call in each round.
+    rest = made[max(in_line.values()) + 50 :]
     while rest and not rest[-1]:
         rest.pop()
     assert rest.count(0) <= 5

@@ -336,7 +336,7 @@ def test_a_timeout_is_a_timeout_again(log, monkeypatch, decorator, limited):
     with pytest.raises(OSError):
         asyncio.run(agent())
     assert [status for name, status in statuses() if name == "slow"] == ["cancelled"] * 2
-    SECONDS.now = 0.02  # nothing begins, only this passes
+    SECONDS.now = 0.3  # nothing begins, only this passes; a busy machine needs some for a record
     assert asyncio.run(agent()) == ["late", "late", "end"]
     assert log == ["slow", "late", "slow", "late", "end", "end"]
 
