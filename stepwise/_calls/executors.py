@@ -27,6 +27,7 @@ from stepwise._calls.driver import (
     Operation,
     Ready,
     Result,
+    at_once,
     gives_awaitable,
     in_thread_of,
     is_body,
@@ -130,7 +131,8 @@ class Elsewhere:
             NotRecordableError: the call cannot be sent to another process.
         """
         self._connect()
-        self._pack()
+        if self._packed is None and not self._shares:
+            self._packed = self._encoded(self._args, self._kwargs)
 
     def _connect(self) -> None:
         from concurrent.futures import ThreadPoolExecutor
@@ -144,52 +146,48 @@ class Elsewhere:
             self._shares = isinstance(executor, ThreadPoolExecutor) and not interpreters
             self._executor = executor
 
-    def _pack(self) -> None:
-        if self._packed is None and not self._shares:
-            self._packed = self._encoded(self._args, self._kwargs)
-
     def _encoded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> codec.Encoded:
         far = getattr(self._executor, "far", False)
         return _packed(self._function, args, kwargs, far=far)
 
     def __call__(self, operation: Operation) -> Result:
         """Execute an operation of a call; a body runs in the executor while this thread waits."""
-        if isinstance(operation, Ready):
-            self.prepare()
-            return Result()
-        if not (isinstance(operation, Attempt) and is_body(operation)):
-            return run(operation)
-        return tracing.trace(self._waited, operation)
+        return at_once(self._executed(operation, is_async=False))
 
     async def awaited(self, operation: Operation) -> Result:
         """Await an operation of a call; a body runs in the executor."""
-        from stepwise._calls.async_driver import arun
+        return await self._executed(operation, is_async=True)
 
+    async def _executed(self, operation: Operation, *, is_async: bool) -> Result:
         if isinstance(operation, Ready):
-            import asyncio
+            if is_async:
+                import asyncio
 
-            await asyncio.to_thread(self._connect)  # reaching a cluster may take seconds
-            self._pack()
+                await asyncio.to_thread(self._connect)  # reaching a cluster may take seconds
+            self.prepare()
             return Result()
         if not (isinstance(operation, Attempt) and is_body(operation)):
+            if not is_async:
+                return run(operation)
+            from stepwise._calls.async_driver import arun  # on use: it loads asyncio
+
             return await arun(operation)
-        left = tracing.enter_attempt(operation)
-        result = await self._awaited(operation)
+        left, future = tracing.enter_attempt(operation), None
+        try:
+            future = self._submitted(operation)
+            if is_async:
+                result = await self._awaited(future, operation)
+            else:
+                result = self._wait(future, operation)
+        except BaseException as error:  # travels as a value, and is raised by the step's wrapper
+            if future is not None:
+                future.cancel()
+            result = Result(error=error)
         if left is not None:
             tracing.leave(left, result.error)
         return result
 
     # -- one attempt -----------------------------------------------------------------------------
-
-    def _waited(self, attempt: Attempt) -> Result:
-        future = None
-        try:
-            future = self._submitted(attempt)
-            return self._wait(future, attempt)
-        except BaseException as error:  # travels as a value, and is raised by the step's wrapper
-            if future is not None:
-                future.cancel()
-            return Result(error=error)
 
     def _wait(self, future: Future[Any], attempt: Attempt) -> Result:
         assert attempt.scope is not None
@@ -208,24 +206,17 @@ class Elsewhere:
                 # A body that cannot be cancelled runs to its end, as it would in this thread.
                 scope.run.steering.check(scope.call, answered=False)
 
-    async def _awaited(self, attempt: Attempt) -> Result:
+    async def _awaited(self, future: Future[Any], attempt: Attempt) -> Result:
         import asyncio
 
-        future = None
-        try:
-            future = self._submitted(attempt)
-            waiting = asyncio.wrap_future(future)
-            done, _ = await asyncio.wait({waiting}, timeout=attempt.timeout)
-            if not done:
-                waiting.cancel()
-                return self._late(future, attempt)
-            if not waiting.cancelled():
-                waiting.exception()  # so that asyncio does not report the error as never retrieved
-            return self._came_of(future, attempt)
-        except BaseException as error:  # travels as a value, and is raised by the step's wrapper
-            if future is not None:
-                future.cancel()
-            return Result(error=error)
+        waiting = asyncio.wrap_future(future)
+        done, _ = await asyncio.wait({waiting}, timeout=attempt.timeout)
+        if not done:
+            waiting.cancel()
+            return self._late(future, attempt)
+        if not waiting.cancelled():
+            waiting.exception()  # so that asyncio does not report the error as never retrieved
+        return self._came_of(future, attempt)
 
     def _submitted(self, attempt: Attempt) -> Future[Any]:
         executor, scope = self._executor, attempt.scope
