@@ -101,14 +101,13 @@ def _can_be_adopted(status: str, effects: str) -> bool:
 
 def adoption(view: View, run_id: str) -> Markup:
     """Return the form that adopts a branch; nothing on a read-only page."""
-    sure = tag("input", type="checkbox", required=True)
     return ui.form(
         view,
         view.at("runs", run_id, "adopt"),
         tag(
             "p", "It goes on instead of its base, under its own id. Its proposals become questions."
         ),
-        tag("label", sure, " yes, adopt it: the other branches are cancelled"),
+        ui.sure("adopt it: the other branches are cancelled"),
         ui.button("Adopt", "primary"),
     )
 

@@ -20,7 +20,7 @@ from stepwise._display.markup import (
 )
 from stepwise._display.page import called, could_be, differences
 from stepwise._display.terminal import duration_text, when
-from stepwise._display.words import took_text
+from stepwise._display.words import counts_text, took_text
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._runs.export import StepDifference, first_step, first_variable
 from stepwise._runs.questions import Question
@@ -94,13 +94,12 @@ def _runs_table(view: View, listing: Sequence[RunRow]) -> Markup:
     marked = not view.read_only
     shown = [row if marked else row[1:] for row in reversed(rows)]
     listed = table(heads if marked else heads[1:], shown, cls="cards runs")
-    sure = tag("label", tag("input", type="checkbox", required=True), " yes, delete them:")
     acts = tag(
         "div",
         tag("span", "With the marked runs:", cls="soft"),
         ui.button("Resume", name="action", value="resume", formnovalidate=True),
         ui.button("Cancel", name="action", value="cancel", formnovalidate=True),
-        sure,
+        ui.sure("delete them:"),
         ui.button("Forget", "danger", name="action", value="forget"),
         cls="actions marked",
     )
@@ -131,7 +130,7 @@ def _run_cells(view: View, run: RunRow, before: str) -> list[Content]:
         tag("input", type="checkbox", name="id", value=run.id, aria_label=f"mark {run.id}"),
         badge(run.status),
         markup(call, [tag("div", text, cls="line") for text in notes if text]),
-        ui.counted(run.counts),
+        counts_text(run.counts),
         ui.moment(view, facts.created_at),
         duration_text(duration_of(facts)),
         ui.amounts(spent.usd, spent.tokens, at_least=spent.at_least) if spent else "",
@@ -508,7 +507,7 @@ def _side(view: View, run: Run) -> Markup:
             "fork of": run.forked_from or "",
             "began": ui.moment(view, run.created_at),
             "took": duration_text(run.duration),
-            "steps": ui.counted(run.counts),
+            "steps": counts_text(run.counts),
             "spent": ui.amounts(spent.usd, spent.tokens, at_least=spent.at_least),
             "execution time": duration_text(spent.seconds),
         }

@@ -23,6 +23,7 @@ from stepwise._display.render import usage_text
 from stepwise._display.stops import said_html
 from stepwise._display.terminal import duration_text
 from stepwise._display.timeline import RunBars, timeline
+from stepwise._display.words import counts_text
 from stepwise._execution.viewer import look_into
 from stepwise._journal.records import RunFacts
 from stepwise._runs.export import page_of, source_of
@@ -413,8 +414,8 @@ def _actions(view: View, at: _Moment) -> Markup:
         method="get",
         action=view.at("compare"),
     )
-    undo = ui.form(view, to("compensate"), _sure("undo its completed calls"), ui.button("Undo"))
-    delete = ui.form(view, to("delete"), _sure("delete the run and its child runs"),
+    undo = ui.form(view, to("compensate"), ui.sure("undo its completed calls"), ui.button("Undo"))
+    delete = ui.form(view, to("delete"), ui.sure("delete the run and its child runs"),
                   ui.button("Delete", "danger"))  # fmt: skip
     shown: list[Content] = [
         resume if status in _RESUMABLE and not run.parent else None,
@@ -437,11 +438,6 @@ def _actions(view: View, at: _Moment) -> Markup:
         if each
     ]
     return tag("div", shown, cls="actions")
-
-
-def _sure(what: str) -> Markup:
-    box = tag("input", type="checkbox", required=True)
-    return tag("label", box, f" yes, {what}")
 
 
 def _asked(view: View, at: _Moment) -> Markup:
@@ -634,7 +630,8 @@ def _chosen(view: View, at: _Moment) -> Markup:
     forget = ui.form(
         view,
         view.at("runs", run.id, "forget-step"),
-        tag("input", type="hidden", name="step", value=step.number),
+        ui.hidden(step=step.number),
+        ui.sure("it may happen again") if step.side_effect and step.status != "failed" else None,
         ui.button("Forget this step"),
     )
     fork = tag("a", "Fork from here…", href=view.at("runs", run.id, "fork", step=step.number),
@@ -696,7 +693,7 @@ def _steps(view: View, at: _Moment) -> Markup:
         rows.insert(0, tag("p", older))
     if last < at.seen.total:
         rows.append(tag("p", tag("a", f"later steps, from {last + 1:,}", href=link(last + 1))))
-    about = tag("small", ui.counted(at.seen.statuses))
+    about = tag("small", counts_text(at.seen.statuses))
     return section(("Steps ", about), tag("div", Markup("\n".join(rows)), cls="rows"))
 
 

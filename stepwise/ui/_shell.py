@@ -117,6 +117,11 @@ def button(text: str, kind: str = "", **attributes: object) -> Markup:
     return tag("button", text, cls=kind or None, **attributes)
 
 
+def sure(what: str) -> Markup:
+    """Return a box to tick before a form can be sent that cannot be taken back."""
+    return tag("label", tag("input", type="checkbox", required=True), f" yes, {what}")
+
+
 def field(label: str, name: str, **attributes: object) -> Markup:
     """Return a line of text with its label."""
     return tag("label", tag("span", label), tag("input", name=name, **attributes))
@@ -156,12 +161,6 @@ def figures(named: Mapping[str, Content]) -> Markup:
         tag("div", tag("dt", name), tag("dd", value)) for name, value in named.items() if value
     ]
     return tag("dl", shown, cls="figures") if shown else Markup()
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Return the number of steps by status, as ``12 completed, 1 failed``."""
-    told = [f"{n:,} {status.replace('_', ' ')}" for status, n in sorted(counts.items()) if n]
-    return ", ".join(told)
 
 
 def shortened(texts: Sequence[Any], most: int = 3) -> str:

@@ -428,6 +428,26 @@ def test_a_long_stream():
     )
 
 
+@stepwise.tool(side_effect=True)
+def mail(text):
+    return f"sent {text}"
+
+
+@stepwise.workflow
+def mailing():
+    log_in()
+    mail("hello")
+
+
+def test_a_side_effect_is_not_forgotten_by_one_click():
+    """The form that forgets a side effect has a box to tick, since it may then happen again."""
+    run = mailing.execute()
+    plain, effect = (_run_page.run_page(view(), run, number) for number in (1, 2))
+    assert "Forget this step" in plain
+    assert "it may happen again" not in plain
+    assert "yes, it may happen again" in effect
+
+
 @stepwise.step
 def log_in():
     return "welcome"
