@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepwise._runtime.messages import printable
@@ -24,7 +24,6 @@ _SIZES = (
 )
 """Characters of a text, and items of a list or a dict."""
 _ASCII = 40  # characters of a text, of which JSON may otherwise make twelve times as many
-_EXACT = 300  # characters of JSON
 _DEEPEST = 8  # levels
 _LARGEST = 2**53
 _KEY = 200  # characters
@@ -36,17 +35,9 @@ class NamedFacts(dict[str, Any]):
 
 
 class Uncut(str):
-    """A text that is of no use without its middle: it is whole, or left out if it is long."""
+    """A text that is of no use without its middle."""
 
     __slots__ = ()
-
-
-class Few(list[Any]):
-    """Items of which some are left out without a word: all but the first ones, or but the last."""
-
-    def __init__(self, items: Iterable[Any], *, last: bool = False) -> None:
-        super().__init__(items)
-        self.last = last
 
 
 def fitted(
@@ -82,9 +73,7 @@ def cut(value: Any, text: int, items: int, depth: int = 0) -> Any:
         return _cut_inside(value, text, items, depth)
     if isinstance(value, (int, float)) and abs(value) > _LARGEST:
         return preview(value)  # JSON has neither NaN nor large numbers
-    if isinstance(value, Uncut):
-        return str(value) if len(json.dumps(value)) <= _EXACT else ""
-    is_short = isinstance(value, (bool, int, float, type(None)))
+    is_short = isinstance(value, (bool, int, float, type(None), Uncut))
     return value if is_short else _shortened(str(value), text)
 
 
@@ -94,9 +83,6 @@ def _cut_inside(value: Any, text: int, items: int, depth: int) -> Any:
 
     if isinstance(value, NamedFacts):
         return {n: told for n, each in value.items() if (told := inner(each)) not in _EMPTY}
-    if isinstance(value, Few):
-        kept = map(inner, value[-items:] if value.last else value[:items])
-        return [each for each in kept if each not in _EMPTY]
     if depth >= _DEEPEST:
         return f"[... {len(value):,} inside ...]"
     left_out = [f"[... {len(value) - items:,} more ...]"] * (len(value) > items)

@@ -25,8 +25,8 @@ from stepwise._display.terminal import shown_value
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import printable
 from stepwise._values.credentials import is_secret_name, is_suspect, is_suspect_name
+from stepwise._values.preview import HIDDEN as HIDDEN
 from stepwise._values.preview import (
-    HIDDEN,
     NO_SECRETS,
     WITH_SHAPES,
     NotShown,

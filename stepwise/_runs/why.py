@@ -33,7 +33,7 @@ from stepwise._journal.lease import describe_owner
 from stepwise._journal.records import RunFacts
 from stepwise._journal.versions import recorded_versions
 from stepwise._runs import steps as run_steps
-from stepwise._runs.fitting import LIMIT, Few, NamedFacts, Uncut, fitted
+from stepwise._runs.fitting import LIMIT, NamedFacts, Uncut, fitted
 from stepwise._runs.overview import SHOWN, Overview, overview
 from stepwise._runs.paths import ABSENT, differences, find, length_of, parsed, short, size_of
 from stepwise._runs.questions import RunQuestions
@@ -954,9 +954,8 @@ def _around(file: str, line: int, function: str, lines: Sequence[str], note: str
 # -- as plain data --------------------------------------------------------------------------------
 
 
-_COMMAND = 300  # characters of a command; half of a longer one would be of no use
-_PATH = 100  # characters of a path; a longer one is replaced by the variable
-_TOLD = 12  # variables with their values
+_USUAL = 400  # characters of a text, for which the numbers of items below are meant
+_EXACT = 300  # characters of JSON: a longer command or path would be of no use
 _MORE = (
     "a variable or a part: stepwise locals {0} PATH [--at STEP]; its history: stepwise locals {0} "
     "--changes NAME; a step: stepwise show {0} STEP --path arguments.NAME or result; a list in "
@@ -975,24 +974,33 @@ def _named(of: Any, names: str, **more: Any) -> NamedFacts:
     return NamedFacts({name: getattr(of, name) for name in names.split()} | more)
 
 
+def _front(items: Sequence[Any], most: int, room: int) -> Sequence[Any]:
+    return items[: max(1, most * room // _USUAL)]
+
+
+def _back(items: Sequence[Any], most: int, room: int) -> Sequence[Any]:
+    return items[-max(1, most * room // _USUAL) :]
+
+
 def _facts_with_room(why: Why, room: int) -> NamedFacts:
     """Return the facts as data that can be cut.
 
     Args:
         room: the characters of a text, after which it is cut.
     """
+    told = _front(why.variables, 12, room)
     return NamedFacts(
         **_facts_below(why, room),
-        newest=Few(map(step_text, why.newest[-6:]), last=True),
+        newest=[*map(step_text, _back(why.newest, 6, room))],
         checkpoint=_named(why, "step position kept") if why.step is not None else None,
-        variables=Few(_variable_facts(each, room) for each in why.variables[:_TOLD]),
-        variables_left_out=Few(each.name for each in why.variables[_TOLD:30]),
-        changes=Few({**_named(each, "path old new statement")} for each in why.changes[:6]),
-        next=Few(
+        variables=[_variable_facts(each, room) for each in told],
+        variables_left_out=[e.name for e in _front(why.variables[len(told) :], 18, room)],
+        changes=[{**_named(e, "path old new statement")} for e in _front(why.changes, 6, room)],
+        next=[
             {"command": Uncut(command), "meaning": meaning}
-            for command, meaning in why.commands[:6]
-            if len(command) <= _COMMAND and command.isprintable()
-        ),
+            for command, meaning in _front(why.commands, 6, room)
+            if len(json.dumps(command)) <= _EXACT and command.isprintable()
+        ],
     )
 
 
@@ -1008,12 +1016,12 @@ def _facts_below(why: Why, room: int) -> NamedFacts:
         "id call status said result",
         at=_place_facts(why.place, room) if why.place is not None else None,
         error=why.error if why.error not in why.said else "",
-        frames=Few((_frame_facts(each, known) for each in frames[-5:]), last=True),
-        because=Few(why.because),
-        steps=Few(map(_step_facts, why.steps[:3])),
-        children=Few(_facts_below(each, room) for each in why.children),
+        frames=[_frame_facts(each, known) for each in _back(frames, 5, room)],
+        because=[*_front(why.because, 3, room)],
+        steps=[*map(_step_facts, _front(why.steps, 3, room))],
+        children=[_facts_below(each, room // 2) for each in _front(why.children, 2, room)],
         done={"steps": dict(why.counts), "spent": str(why.spent), **_named(why, done)},
-        notes=Few(why.notes[:4]),
+        notes=[*_front(why.notes, 4, room)],
     )
 
 
@@ -1044,5 +1052,5 @@ def _step_facts(step: run_steps.StepRecord) -> NamedFacts:
 
 def _variable_facts(shown: VariableShown, room: int) -> NamedFacts:
     paths = shown.cut if len(shown.text) <= room else (*shown.cut, shown.name)
-    known = dict.fromkeys(each if len(each) <= _PATH else shown.name for each in paths)
-    return _named(shown, "name type length size text", cut=Few(map(Uncut, [*known][:3])))
+    short_ones = [each for each in dict.fromkeys(paths) if len(json.dumps(each)) <= _EXACT]
+    return _named(shown, "name type length size text", cut=[*map(Uncut, short_ones[:3])])

@@ -28,7 +28,7 @@ from stepwise._execution.viewer import look_into
 from stepwise._journal.records import RunFacts
 from stepwise._runs.export import page_of, source_of
 from stepwise._runs.overview import Overview, steps_around
-from stepwise._runs.paths import find, same_value, short, shown
+from stepwise._runs.paths import HIDDEN, find, same_value, short, shown
 from stepwise._runs.questions import Question
 from stepwise._runs.run import Run
 from stepwise._runs.steps import (
@@ -39,7 +39,6 @@ from stepwise._runs.steps import (
     newest_checkpoint,
 )
 from stepwise._runtime.messages import shell_word
-from stepwise._values.preview import HIDDEN
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
 from stepwise.integrations._prompts import moved_prompt
