@@ -35,6 +35,9 @@ class WatchesSteps(Protocol):
     def recorded(self, number: int, record: Record, looked: Any) -> None:
         """Process a result that was written to the journal."""
 
+    def caught_up(self) -> None:
+        """Process the answer of the last record: the kill may have come before its checkpoint."""
+
     def known_now(self) -> KnownValues:
         """Return the values that are stored already, as of now."""
 
