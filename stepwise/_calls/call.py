@@ -934,7 +934,7 @@ class Performance:
             notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
             return None
         performer.answered(call)
-        if recorded.landed:
+        if recorded.entry.landed:
             self._tell_landed(call)
         if put_back is not None and given is not None:
             put_back(call.name, active.is_first)
