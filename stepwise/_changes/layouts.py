@@ -14,7 +14,6 @@ import functools
 import hashlib
 import io
 import re
-import sqlite3
 import sys
 import types
 import weakref
@@ -350,7 +349,8 @@ _OF_MODULES: dict[str, Callable[[Any], Whole | None]] = {
 
 def _changes_in_memory(connection: Any) -> int | None:
     """Return how often SQLite changed a database; ``None`` for one in a file, which keeps that."""
-    if any(file for _, _, file in sqlite3.Cursor(connection).execute("PRAGMA database_list")):
+    cursor = sys.modules["sqlite3"].Cursor(connection)  # without the user's row factory
+    if any(file for _, _, file in cursor.execute("PRAGMA database_list")):
         return None
     changes: int = connection.total_changes
     return changes
