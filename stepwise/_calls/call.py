@@ -604,7 +604,9 @@ class Performance:
             elif call.effect and active.journal.unknown_effects:
                 raise active.stop(active.journal.refuse_effect(call.name))
             if asks_first:
+                active.subjects.pause(identity)
                 yield READY
+                active.subjects.begin(identity, around)
             yield from self._admit(recorded, call)
             call = self._number(call, match)
             number = call.number
@@ -921,6 +923,8 @@ class Performance:
             notice(f"run {active.run_id}: {call.name} runs again, since {problem}")
             return None
         performer.answered(call)
+        if recorded.entry.landed:
+            self._tell_landed(call)
         if put_back is not None and given is not None:
             put_back(call.name, active.is_first)
             active.subjects.repeated(call.number, given)
@@ -1005,6 +1009,7 @@ class Performance:
                 is_open=recorded.outcome is None,
             )
             yield from record_settled(self.scope, call, landed)
+            self._tell_landed(call)
             active.answered(self.scope, recorded)
             return Result(answer.value)
         if _is(answer, DidNotHappen):
@@ -1019,6 +1024,16 @@ class Performance:
                 "DidNotHappen or Inconclusive"
             )
         raise active.stop(in_doubt(active, recorded, why))
+
+    def _tell_landed(self, call: Call) -> None:
+        """Say what a call may have changed before its process died; nobody knows how."""
+        active = self.scope.run
+        names = ", ".join(active.subjects.changing(self.identity))
+        if names and active.is_first(f"{call.name} landed {names}"):
+            notice(
+                f"run {active.run_id}: of {call.name}({call.arguments}), which landed, only the "
+                f"result is known. If it changed {names} before its process died, that is missing"
+            )
 
     # -- executing it ----------------------------------------------------------------------------
 

@@ -346,6 +346,16 @@ _OF_MODULES: dict[str, Callable[[Any], Whole | None]] = {
     "pandas": _of_pandas,
 }
 
+
+def _changes_in_memory(connection: Any) -> int | None:
+    """Return how often SQLite changed a database; ``None`` for one in a file, which keeps that."""
+    cursor = sys.modules["sqlite3"].Cursor(connection)  # without the user's row factory
+    if any(file for _, _, file in cursor.execute("PRAGMA database_list")):
+        return None
+    changes: int = connection.total_changes
+    return changes
+
+
 _PROGRESS: dict[str, Callable[[Any], Any]] = {
     "generator": lambda each: each.gi_frame and each.gi_frame.f_lasti,
     "coroutine": lambda each: each.cr_frame and each.cr_frame.f_lasti,
@@ -361,7 +371,7 @@ _PROGRESS: dict[str, Callable[[Any], Any]] = {
         ("dict_keyiterator", "dict_valueiterator", "dict_itemiterator", "set_iterator"),
         lambda each: each.__length_hint__(),
     ),
-    "Connection": lambda each: getattr(each, "total_changes", None),
+    "Connection": _changes_in_memory,
     "Tensor": lambda each: getattr(each, "_version", None),
 }
 """Functions that read the progress of objects that cannot be restored, by class name."""

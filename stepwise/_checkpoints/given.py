@@ -21,7 +21,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints.references import References
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 _MOST = 50_000  # objects of a call that are examined
+_FEW = 100  # objects whose identity is kept
 _LARGE = 500_000  # items of plain data, examined in C
 _ATOMS = frozenset(
     (
@@ -306,6 +307,15 @@ class GivenObjects:
         node = self._node(value)
         return node is not None and root_of(node.path) in self._own
 
+    def instances(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Yield the instances of the user's classes in variables, by path, if there are few."""
+        found = [each for each in self._nodes.values() if root_of(each.path) in names]
+        for each in found if len(found) <= _FEW else ():
+            value = each.reference()
+            is_own = type(each.before) is frozenset and not is_foreign(type(value))
+            if is_own and is_plain(value) and _NOWHERE not in each.path:
+                yield each.path, value
+
     def is_made_anew(self, holder: Any, attribute: str) -> bool:
         """Return whether the fresh instance of another call creates an attribute itself.
 
@@ -474,11 +484,17 @@ class Surroundings:
         cells = _cells_of(captured) if captured is not None else {}
         cells.update({f".{name}": cell for name, cell in _cells_of(function).items()})
         look_for(function.__globals__)
-        around = cls(cells, cls.mutable(bound, instance), function.__globals__, secret=secret)
+        arguments = cls.mutable(bound, instance)
+        # Of a lock only what the run did is restored: it may be entered again, or be shared.
+        arguments = {n: each for n, each in arguments.items() if not is_synchronizer(each)}
+        around = cls(cells, arguments, function.__globals__, secret=secret)
         around.code = function.__code__
         around.constants = _constants_of(function)
         roots = _roots(function, bound, instance, secret)
         around.given = GivenObjects(roots, _globals_of(function))
+        for path, value in around.given.instances({*bound, "self"}):
+            if not any(map(path.startswith, secret)):
+                around.arguments.setdefault(path, value)
         return around
 
     @staticmethod

@@ -955,6 +955,8 @@ class ActiveRun:
         outcome = recorded.outcome
         if scope.call is None and (frame := self.frame) is not None:
             frame.recorded(recorded.entry.number, recorded.entry.record, frame.look(value))
+            if not self.pool:
+                frame.caught_up()
         inner = outcome.inner if outcome is not None else ()
         self._note(scope, recorded.call.number, inner)
         if scope.around:

@@ -220,6 +220,13 @@ class Subjects:
                     recorded[part + FIRST] = first
         return recorded
 
+    def changing(self, identity: Identity) -> list[str]:
+        """Return the names of the parts of a call's subject that steps of the run change."""
+        holder, sight = identity.holder, identity.sight
+        if holder is None or sight is None:
+            return []
+        return [part for part in sight.texts if holder.key(part) in self.state]
+
     def has_outlived(self, obj: object) -> bool:
         """Return whether an object was seen alive right after a garbage collection."""
         reference = self._alive.get(id(obj))
@@ -366,6 +373,13 @@ class Subjects:
                 ):
                     self.state.add(key)
                     identity.noted.append(part)
+
+    def pause(self, identity: Identity) -> None:
+        """Note that a call waits for its turn, and so changes nothing until it begins again."""
+        held, identity.held = identity.held, None
+        if held is not None:
+            with self._lock:
+                self._flying.remove(held)
 
     def end(self, identity: Identity) -> None:
         """Note that the call is over."""

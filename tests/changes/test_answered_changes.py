@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import functools
+import sqlite3
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from calls import Calls
 from clocks import LIMIT
 
 import stepwise
-from stepwise import ArgumentMutatedWarning, step, workflow
+from stepwise import ArgumentMutatedWarning, Landed, step, tool, workflow
 from stepwise.testing import SimulatedCrash, crash_at
 
 STATE = """
@@ -315,3 +316,62 @@ def test_many_calls_at_once_over_one_state():
 
     with pytest.warns(ArgumentMutatedWarning, match="while other calls that hold it"):
         assert flow() == [[n] for n in range(50)]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_a_step_writes_into_a_database(tmp_path, kept, recwarn):
+    """What a step writes through a connection is warned of if it ends with the process."""
+
+    @step
+    def write(connection):
+        with connection:
+            connection.execute("create table notes (text)")
+            connection.execute("insert into notes values ('about tides')")
+
+    @workflow
+    def flow():
+        connection = connect()
+        write(connection)
+        connection.close()
+
+    @stepwise.resource
+    def connect():
+        return sqlite3.connect(tmp_path / "notes.db" if kept else ":memory:")
+
+    flow()
+    told = [str(each.message) for each in recwarn if each.category is ArgumentMutatedWarning]
+    assert bool(told) is not kept
+
+
+def traveller(in_doubt):
+    class Traveller:
+        def __init__(self):
+            self.log = []
+
+        @step
+        def plan(self):
+            self.log.append("plan")
+
+        @tool(name="book", side_effect=True, in_doubt=in_doubt)
+        def book(self):
+            self.log.append("book")
+            return end()
+
+        @workflow
+        def run(self):
+            self.plan()
+            return self.book(), self.log
+
+    return Traveller
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_what_a_call_that_landed_may_have_changed_is_named(told, asks):
+    """Of a call in doubt that has landed, only the result is known: the rest is told."""
+    made = traveller((lambda call: Landed("booked")) if asks else "raise")
+    with pytest.raises(SimulatedCrash), crash_at(end):
+        made().run()
+    if not asks:
+        stepwise.runs()[0].resolve("book", landed="booked")
+    assert made().run() == ("booked", ["plan"])
+    assert "If it changed self.log before its process died, that is missing" in told()

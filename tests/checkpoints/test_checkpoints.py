@@ -174,8 +174,10 @@ def test_the_newest_that_verifies_is_never_pruned():
     count = counter(keep=2)
     run = killed(count, at=5)
     damage(run, -1)
-    killed(count, at=5)
-    assert [each.step for each in run.checkpoints if each.verified][-1] == 3
+    [intact] = [each.step for each in run.checkpoints if each.verified]
+    assert intact == 3
+    killed(count, at=5)  # the fourth step was answered, and has a checkpoint again
+    assert [each.step for each in run.checkpoints if each.verified] == [3, 4]
     assert count() == 36
     assert done == [1, 2, 3, 4, 5, 6, 7, 8]
     assert steps(run) == [7, 8]
@@ -242,6 +244,33 @@ def test_what_is_not_dear(seconds, cost, is_told, told):
     said = []
     _frames.WorkflowFrame._weigh(frame, {})
     assert (bool(said), told()) == (is_told, "")
+
+
+def test_the_last_step_that_a_replay_answers_has_its_checkpoint():
+    """Killed behind a record, before its checkpoint, a run has that checkpoint after its replay."""
+    drawn = []
+
+    def draw():
+        drawn.append(len(drawn))
+        if drawn == [0]:
+            raise Killed
+        return drawn[-1]
+
+    @workflow(run_id="r", **ALL)
+    def flow():
+        work("first")
+        number = draw()
+        work("second")
+        return number
+
+    with pytest.raises(Killed):
+        flow()
+    forget_process()
+    killed(flow, at="second")
+    assert flow() == 1
+    assert done == ["first", "second"]
+    [branch] = stepwise.get_run("r").branch(at=1)
+    assert branch.run.status == "completed"
 
 
 def test_none_while_a_task_is_alive():

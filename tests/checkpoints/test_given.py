@@ -300,6 +300,78 @@ def test_locks_and_queues(whose):
     )
 
 
+HELD = {
+    "asyncio.Lock()": "async ",
+    "asyncio.Semaphore(1)": "async ",
+    "asyncio.Condition()": "async ",
+    "threading.Lock()": "",
+    "threading.Semaphore(1)": "",
+    "threading.BoundedSemaphore(1)": "",
+    "threading.Condition()": "",
+}
+
+
+@pytest.mark.parametrize("made", HELD)
+def test_a_given_lock_that_was_held_is_entered_again(made):
+    """A lock of the call, or of its ``self``, that a killed block held is free for the next one."""
+    word = HELD[made]
+    survives(
+        f"""
+        import asyncio
+
+        class Agent:
+            def __init__(self):
+                self.lock, self.done = {made}, []
+
+            @workflow
+            {word}def run(self, other):
+                for number in range(2):
+                    {word}with self.lock:
+                        self.done.append(work(number))
+                    {word}with other:
+                        self.done.append(work(number + 10))
+                return self.done
+
+        def run():
+            called = Agent().run({made})
+            return asyncio.run(called) if {word!r} else called
+        """
+    )
+
+
+def test_an_object_within_what_was_given_is_the_one_that_the_caller_has():
+    """What a resumed run changes deep in its arguments is seen by whoever else holds that."""
+    survives(
+        """
+        class Memory:
+            def __init__(self):
+                self.facts = []
+
+        class Member:
+            def __init__(self, memory):
+                self.memory, self.turns = memory, 0
+
+            @step
+            def speak(self, topic):
+                self.turns += 1
+                self.memory.facts.append(work(topic))
+
+        @workflow
+        def team(members, topics):
+            for topic in topics:
+                members[0].speak(topic)
+                members.reverse()
+            return [each.turns for each in members]
+
+        def run():
+            memory = Memory()
+            ann, bob = Member(memory), Member(memory)
+            turns = team([ann, bob], ["tides", "winds", "currents"])
+            return [turns, ann.turns, bob.turns, memory.facts, ann.memory is memory]
+        """
+    )
+
+
 def test_a_lock_that_is_held():
     """While a lock is held, not by a block that is entered again, there is no checkpoint."""
     program = """

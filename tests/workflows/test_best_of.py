@@ -433,3 +433,34 @@ async def aagent():
 def test_crash_safe(call):
     """Killed before, in and after each of its steps, a choice comes out as undisturbed."""
     assert crash_everywhere(call, limit=None if WHOLE else 8).points
+
+
+class Panel:
+    def __init__(self):
+        self.said = []
+
+    @step
+    def say(self, n):
+        self.said.append(n)
+        return n
+
+    @step
+    async def asay(self, n):
+        self.said.append(n)
+        return n
+
+    @workflow
+    def run(self):
+        best = best_of(numbers(1, 3, 2), self.say, score=value, max_workers=1)
+        return [best, stepwise.map(self.say, [4, 5], max_workers=1), self.said]
+
+    @workflow
+    async def arun(self):
+        best = await best_of(numbers(1, 3, 2), self.asay, score=value, max_workers=1)
+        return [best, await stepwise.map(self.asay, [4, 5], max_workers=1), self.said]
+
+
+@pytest.mark.parametrize("call", [lambda: Panel().run(), lambda: asyncio.run(Panel().arun())])
+def test_calls_that_follow_each_other_change_one_object(call):
+    """With one worker, what the calls change in one object comes back, as that of a loop does."""
+    assert crash_everywhere(call).result == [3, [4, 5], [1, 3, 2, 4, 5]]
