@@ -260,11 +260,7 @@ def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
 
 
 def anchor_of(store: Store, run_id: str, cell: FileCell | None = None) -> Anchor | None:
-    """Return the anchor of a run, or ``None`` if it is missing or unreadable.
-
-    Args:
-        cell: the cell of the anchor, if the caller has it.
-    """
+    """Return the anchor of a run, or ``None`` if it is missing or unreadable."""
     cell = cell or cell_of(store, run_id)
     with contextlib.suppress(OSError):
         data = cell.get() if cell is not None else b""
@@ -1017,14 +1013,11 @@ class Journal:
         """Advance the journal's end past written records, and write their anchor if needed."""
         self._at = share.end
         if share.anchors:
-            self._drop_anchor(share.wanted[2].mark)
+            drop(self._anchor, share.wanted[2].mark)
 
     def _begin_chain(self) -> None:
         """Begin a new chain after the last written record."""
         self._next, self._chain = self._at, Chain()
-
-    def _drop_anchor(self, mark: bytes) -> None:
-        drop(self._anchor, mark)
 
     @cached
     def _anchor(self) -> FileCell | None:
@@ -1077,7 +1070,7 @@ class Journal:
         self._put(batch)
         self._at = positions[-1]
         self._begin_chain()
-        self._drop_anchor(batch.mark)
+        drop(self._anchor, batch.mark)
 
     def put(
         self,
