@@ -122,6 +122,13 @@ def test_as_a_module():
         assert done.stderr.count("\n") == 1
 
 
+def test_a_command_line_imports_its_own_command():
+    """A command is imported with those beside it in its module, and the others are not."""
+    told = python("-X", "importtime", "-m", "stepwise", "show", "nobody").stderr
+    assert "stepwise.cli.look" in told
+    assert "stepwise.cli.up" not in told
+
+
 def test_store_of_choice(tmp_path):
     """``--store`` looks elsewhere; a URL that means nothing is explained."""
     agent.options(store=f"disk:{tmp_path / 'other'}")("tides")
