@@ -285,8 +285,7 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
     Raises:
         UnpicklableError: some variables do not pickle; names them, with the reasons.
     """
-    data = dump_few(values, around)
-    while data is None:
+    while True:
         links, reducers = _links(values, around), FrameReducers(around)
         # The numbered instances come last: the list is complete when pickle reaches it.
         whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
@@ -298,7 +297,6 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
             found, others = (_without if around.given is None else _set_apart)(values, around)
             if found or not others:
                 raise UnpicklableError(found or {"?": (None, error_text(error))}) from error
-    return data
 
 
 def _without(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits, bool]:

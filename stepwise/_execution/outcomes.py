@@ -290,8 +290,10 @@ def encode_changed(
         from stepwise._execution import changes as _changes
 
         return _changes.with_contents(encoded(), around, what)
+    whole = {"value": told}
     try:
-        return Encoded(variables.dump_values({"value": told}, around), PYTHON)
+        data = variables.dump_few(whole, around) or variables.dump_values(whole, around)
+        return Encoded(data, PYTHON)
     except MemoryError as problem:
         doing = f"what {what} returned and changed was recorded"
         raise ran_out(doing, problem) from None
@@ -375,7 +377,8 @@ def record_inputs(
     around = surroundings(bound, instance, function, secret)
     while True:
         try:
-            data = variables.dump_values({**values, ABOUT: (method, missing)}, around)
+            whole = {**values, ABOUT: (method, missing)}
+            data = variables.dump_few(whole, around) or variables.dump_values(whole, around)
             lost = {name: why for name, (_, why) in around.kept.items()}
             less = False
         except variables.UnpicklableError as error:

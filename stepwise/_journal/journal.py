@@ -265,9 +265,9 @@ def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
             cell.put(data)
 
 
-def anchor_of(store: Store, run_id: str) -> Anchor | None:
+def anchor_of(store: Store, run_id: str, cell: FileCell | None = None) -> Anchor | None:
     """Return the anchor of a run, or ``None`` if it is missing or unreadable."""
-    cell = cell_of(store, run_id)
+    cell = cell or cell_of(store, run_id)
     with contextlib.suppress(OSError):
         data = cell.get() if cell is not None else b""
         if data:
@@ -626,14 +626,14 @@ class Mark(NamedTuple):
     link: bytes = b""
 
 
-def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
+def newest_mark(store: Store, seal: Seal, run_id: str, cell: FileCell | None = None) -> Mark:
     """Return the newest mark that verifies, or zeros.
 
     The anchor's mark counts if it is newer than the store's marks, or if the records contradict the
     anchor's mark.  It does not count for a new store in the folder of an old store, or after the
     run was deleted.
     """
-    marks, kept = store.marks(run_id), anchor_of(store, run_id)
+    marks, kept = store.marks(run_id), anchor_of(store, run_id, cell)
     newest = max(_marks_in(marks, seal, run_id), default=Mark())
     if kept is None or kept.deleted:
         return newest
@@ -1028,14 +1028,11 @@ class Journal:
         """Advance the journal's end past written records, and write their anchor if needed."""
         self._at = share.end
         if share.anchors:
-            self._drop_anchor(share.wanted[2].mark)
+            drop(self._anchor, share.wanted[2].mark)
 
     def _begin_chain(self) -> None:
         """Begin a new chain after the last written record."""
         self._next, self._chain = self._at, Chain()
-
-    def _drop_anchor(self, mark: bytes) -> None:
-        drop(self._anchor, mark)
 
     @cached
     def _anchor(self) -> FileCell | None:
@@ -1088,7 +1085,7 @@ class Journal:
         self._put(batch)
         self._at = positions[-1]
         self._begin_chain()
-        self._drop_anchor(batch.mark)
+        drop(self._anchor, batch.mark)
 
     def put(
         self,
@@ -1194,7 +1191,7 @@ class Journal:
 
     def _compare_marks(self) -> None:
         at = self._at
-        marked = newest_mark(self.store, self.seal, self.run_id)
+        marked = newest_mark(self.store, self.seal, self.run_id, self._anchor)
         last, effects, _ = marked
         self.tail = max(0, last - at.last)
         if not self.tail and is_another_history(self.store, self.seal, self.run_id, marked, at):

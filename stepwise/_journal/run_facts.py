@@ -12,9 +12,11 @@ from stepwise._runtime.facts import NamedTuple
 # -- run facts ------------------------------------------------------------------------------------
 
 
+_AS_STARTED = [name for name in records.RunFacts._fields if name in records.Started._fields]
+
+
 def facts_at_start(run_id: str, started: records.Started) -> records.RunFacts:
     """Return the facts of a run that begins: its record has most of them, under their names."""
-    given: dict[str, Any] = started._asdict()
     return records.RunFacts(
         run_id=run_id,
         label=started.workflow.rpartition(":")[2],
@@ -22,7 +24,7 @@ def facts_at_start(run_id: str, started: records.Started) -> records.RunFacts:
         forked_by=started.by,
         created_at=started.at,
         updated_at=started.at,
-        **{name: given[name] for name in records.RunFacts._fields if name in given},
+        **{name: getattr(started, name) for name in _AS_STARTED},
     )
 
 

@@ -488,10 +488,12 @@ def deaths_of(store: Store, seal: Seal, facts: records.RunFacts, code: str = "")
         code: the current fingerprint of the workflow's code; by default that of the last attempt.
             Deaths with other code do not count, since the other code may have caused them.
     """
-    course = course_of(store, seal, facts)
+    summed = followed(store, seal, facts.run_id)
+    course = summed[0].course if summed is not None else course_of(store, seal, facts)
     attempts, stuck = course.deaths_with(code)
-    waits = False
-    if stuck > 1:  # child runs may have made progress
+    left = {*summed[0].others.values()} if summed is not None else {"started"}
+    waits = "waiting" in left
+    if stuck > 1 and "started" in left:  # child runs may have made progress
         calls = [*Calls(journals.entries_of(store, seal, facts))]
         children = [each.call.child for each in calls if each.status == "open"]
         known = [journals.facts_of(store, seal, child) for child in children if child]

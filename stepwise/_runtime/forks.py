@@ -109,7 +109,8 @@ class cached(Generic[T]):  # noqa: N801 -- a decorator
     def __get__(self, instance: object | None, owner: type) -> Any:
         if instance is None:
             return self
-        value = instance.__dict__[self._name] = self._compute(instance)
+        value = self._compute(instance)
+        object.__setattr__(instance, self._name, value)  # a __dict__ makes each attribute slower
         return value
 
 

@@ -208,24 +208,20 @@ class Definition:
         _defined.add((function.__module__, self.label))
 
     def _take(self, function: Callable[..., Any]) -> None:
-        like = self._like
-        for computed in ("returns", "code"):
-            self.__dict__.pop(computed, None)
-        if like is not None:  # has looked at the function
-            vars(self).update({**vars(like), "options": self.options, "_like": like})
-        else:
-            self.function = function
-            self._code = function.__code__
-            self.source: Source = capture(function)
-            self.is_coroutine = inspect.iscoroutinefunction(function)
-            self.is_generator = inspect.isgeneratorfunction(function)
-            self.is_async_generator = inspect.isasyncgenfunction(function)
-            # The contents of captured variables at the first call.
-            self.first_seen: dict[str, bytes] = {}
-            self._rewritten: Rewritten | None = None
-            self._tried = False
+        self.function = function
+        self._code = function.__code__
         self.label = self.options.name or identity.label_of(function)
         self.parameters = self._parameters(function)
+        self.source: Source = capture(function) if self._like is None else self._like.source
+        self.is_coroutine = inspect.iscoroutinefunction(function)
+        self.is_generator = inspect.isgeneratorfunction(function)
+        self.is_async_generator = inspect.isasyncgenfunction(function)
+        # The contents of captured variables at the first call.
+        self.first_seen: dict[str, bytes] = {} if self._like is None else self._like.first_seen
+        self._rewritten: Rewritten | None = None
+        self._tried = False
+        for computed in ("returns", "code"):
+            self.__dict__.pop(computed, None)
 
     def _parameters(self, function: Callable[..., Any]) -> Parameters:
         like, options = self._like, self.options
@@ -298,8 +294,7 @@ class Definition:
     @cached
     def returns(self) -> Any:
         """The type that the function is annotated to return."""
-        like = self._like
-        return like.returns if like is not None else returned_type(self.function)
+        return returned_type(self.function) if self._like is None else self._like.returns
 
     @cached
     def code(self) -> str:

@@ -122,7 +122,7 @@ def _found(file: int, key: bytes, *, or_free: bool = False) -> int:
     """
     free = -1
     for at, data in _buckets(file, key):
-        for place in range(0, _BUCKET, _CELL):
+        for place in range(0, _BUCKET if data else _CELL, _CELL):
             if data.startswith(key, place):
                 return at + place
             if or_free and free < 0 and not any(data[place : place + KEY]):

@@ -680,8 +680,7 @@ class DiskStore:
     def _opened(self, database: tuple[int, int] | None = None) -> Rows:
         """Return the open database, reopened if the folder was deleted and created again.
 
-        Args:
-            database: the inode of the database, if it was looked up just now.
+        ``database`` is its inode, if that was looked up just now.
 
         Raises:
             StoreError: the folder was deleted or replaced while a run was using the store.

@@ -7,6 +7,7 @@ entry point runs as a process of its own.
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 from command import COMMAND, process, run, terminal
@@ -114,6 +115,20 @@ def test_as_a_module():
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("stepwise: there is no run 'nobody' in disk:")
         assert done.stderr.count("\n") == 1
+
+
+def test_a_command_line_imports_its_own_command():
+    """A command is imported with those beside it in its module, and the others are not."""
+    program = (
+        "import contextlib, sys; from stepwise import cli; sys.argv[1:] = ['show', 'nobody']\n"
+        "with contextlib.suppress(SystemExit): cli.run()\n"
+        "print(*[name for name in sys.modules if name.startswith('stepwise.cli')])"
+    )
+    imported = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "stepwise.cli.look" in imported
+    assert "stepwise.cli.up" not in imported
 
 
 def test_store_of_choice(tmp_path):

@@ -390,6 +390,21 @@ def test_killed(fork):
     assert f"{os.path.basename(run.program.file)}:" in told("show", run.id)
 
 
+def test_killed_again_and_again(fork, reads, tmp_path):
+    """A long run that died three times at one step is stuck, and its first records are not read."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    for _ in range(4):  # the first attempt executed steps
+        script = fork(program)
+        while script.hear():
+            pass
+        script.process.wait()
+    (run,) = stepwise.runs()
+    reads.clear()
+    assert run.status == "stuck"
+    assert min(reads) > 2 * EVERY
+
+
 PROGRAM = """
 import os
 import sys
