@@ -2,13 +2,13 @@
 
     python benchmarks/page.py [--results FOLDER] [--to FILE]
 
-In the prose, ``{{rows:NAME}}`` becomes the table of a script, ``{{peers:WORKLOAD}}`` that of a
-workload of the peers, ``{{overview}}`` that of all of them, ``{{shown}}`` the figures of
-``shown.py`` that have a target, ``{{counted}}`` how many targets are met, ``{{machine}}`` what the
-figures depend on, ``{{skipped}}`` who could not run, and why, and ``{{others}}`` the names of all
-other scripts, whose figures no user needs.  An item of a list that begins with
-``{{missed:NAME}}`` says why the script misses targets, and is left out if it misses none.  So no
-figure is typed by hand.
+In the prose, ``{{rows:NAME}}`` becomes the table of a script, ``{{totals:NAME}}`` its rows of no
+single case (``case: what``), ``{{peers:WORKLOAD}}`` the table of a workload of the peers,
+``{{overview}}`` that of all of them, ``{{shown}}`` the figures of ``shown.py`` that have a target,
+``{{counted}}`` how many targets are met, ``{{machine}}`` what the figures depend on,
+``{{skipped}}`` who could not run, and why, and ``{{others}}`` the names of all other scripts, whose
+figures no user needs. An item of a list that begins with ``{{missed:NAME}}`` says why the script
+misses targets, and is left out if it misses none. So no figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -85,10 +85,12 @@ def _missed(prose: str, reports: dict[str, Report]) -> str:
     return _REASON.sub(put, prose)
 
 
-def rows(report: Report) -> str:
+def rows(report: Report, totals: bool) -> str:
     """The table of a script: the ratio first."""
     lines = []
     for row in report["rows"]:
+        if totals and ": " in row["what"]:
+            continue
         ratio = f"**{spread(row['ratio'])}**" if row["ratio"] else ""
         other = _SPREAD.sub("", row["other"]) if row["ratio"] else row["other"]
         lines.append((row["what"], ratio, _ours(row), other, judged(row), row["note"]))
@@ -159,8 +161,8 @@ def render(prose: str, reports: dict[str, Report]) -> str:
             return whole(reports)
         if kind == "others":
             return _others(prose, reports)
-        if kind == "rows":
-            return rows(reports[name]) if name in reports else _MISSING
+        if kind in ("rows", "totals"):
+            return rows(reports[name], kind == "totals") if name in reports else _MISSING
         return _MISSING if versus is None else _compared(versus, kind, name)
 
     found = re.sub(r"\{\{([a-z0-9_:]+)\}\}", put, _missed(prose, reports))
