@@ -183,6 +183,21 @@ def python(*argv, cwd=None, env=None, text="", together=False, first=""):
         )
 
 
+def interpreted(*argv, by=sys.executable, code=0, text="", **how):
+    """``python`` with these words in an interpreter of its own, to its end: see :func:`python`.
+
+    Args:
+        by: that interpreter.
+        code: the exit code that it must have; any, if None.
+    """
+    done = subprocess.run(
+        [by, *map(str, argv)],
+        input=text, capture_output=True, text=True, check=False, timeout=300, **how,
+    )  # fmt: skip
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
+
+
 class Watched:
     """``python`` with these words in a fork, whose lines are read while it runs; as many as wanted.
 
