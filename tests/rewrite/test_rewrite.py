@@ -569,8 +569,7 @@ def test_suggested_names(tmp_path):
         text += "".join(SUGGESTED.format(number=n, name=name) for n, name in enumerate(NAMES))
     script = tmp_path / "script.py"
     script.write_text(text, encoding="utf-8")
-    ended = python(script)
-    assert ended.returncode == 0, ended.stderr
+    ended = python(script, code=0)
     told = [line for line in ended.stderr.splitlines() if line.startswith("NameError: ")]
     assert len(told) == 2 * len(NAMES)
     for name, line in zip(NAMES * 2, told, strict=True):

@@ -838,12 +838,12 @@ if __name__ == "__main__":
 def test_arguments_that_the_command_cannot_load(tmp_path):
     """The command exports runs with arguments of classes, or as data, without the program."""
     (tmp_path / "orders.py").write_text(METHODS)
-    assert python("-m", "orders", cwd=tmp_path).returncode == 0
+    python("-m", "orders", cwd=tmp_path, code=0)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     for name in ("Agent.run", "plain"):
         words = ("export", name, "--format", "test", "-o", f"test_{name[:5]}.py")
-        assert python("stepwise", *words, cwd=folder).returncode == 0
+        python("stepwise", *words, cwd=folder, code=0)
     test = folder / "test_plain.py"
     given = test.read_text().replace('plain")', 'plain", inputs={"api_key": "x"})')
     test.write_text(given)
@@ -883,11 +883,11 @@ if __name__ == "__main__":
 def test_errors_that_the_command_cannot_load(tmp_path, how):
     """The command exports errors of classes of the program, which it does not import."""
     (tmp_path / "orders.py").write_text(RAISING)
-    assert python(*how, cwd=tmp_path).returncode == 0
+    python(*how, cwd=tmp_path, code=0)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     words = ("export", "agent", "--format", "test", "-o", "test_it.py")
-    assert python("stepwise", *words, cwd=folder).returncode == 0
+    python("stepwise", *words, cwd=folder, code=0)
     done = pytest_in(folder, tmp_path)
     assert "1 passed" in done.stdout, done.stdout
 
@@ -953,11 +953,11 @@ if __name__ == "__main__":
 def test_a_call_that_lacks_arguments(tmp_path):
     """Arguments that are not in the file, or that only today's code wants, are named with a way."""
     (tmp_path / "orders.py").write_text(LACKING)
-    assert python("-m", "orders", cwd=tmp_path).returncode == 0
+    python("-m", "orders", cwd=tmp_path, code=0)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     words = ("export", "agent", "--format", "test", "-o", "test_it.py")
-    assert python("stepwise", *words, cwd=folder).returncode == 0
+    python("stepwise", *words, cwd=folder, code=0)
     done = pytest_in(folder, tmp_path)
     assert "inputs=dict(order=...)" in done.stdout, done.stdout
     text = edited(LACKING, ("order: Order", "order: Order, size: int"))
@@ -971,7 +971,7 @@ def test_many_runs_from_the_terminal(tmp_path):
     """The command reruns many runs of a script, counts them, and fails if one differs."""
     script = tmp_path / "notes.py"
     script.write_text(SCRIPT)
-    assert python(script).returncode == 0
+    python(script, code=0)
     done = python("stepwise", "rerun", "--workflow", "agent", cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 runs: 3 same"), done.stderr
     assert "in the code" not in done.stdout + done.stderr
@@ -988,7 +988,7 @@ def test_many_runs_from_the_terminal(tmp_path):
 def test_a_module_that_was_started(tmp_path):
     """Runs of ``python -m`` have definitions of ``__main__`` in their records, and are rerun."""
     (tmp_path / "jobs.py").write_text(SCRIPT)
-    assert python("-m", "jobs", cwd=tmp_path).returncode == 0
+    python("-m", "jobs", cwd=tmp_path, code=0)
     done = python("stepwise", "rerun", "-n", "9", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "3 runs: 3 same"
     export(stepwise.runs()[0], tmp_path / "test_it.py")
@@ -1000,7 +1000,7 @@ def test_a_program_that_does_not_import(tmp_path):
     """A run whose program cannot be imported, or begins runs then, is said to be impossible."""
     script = tmp_path / "notes.py"
     script.write_text(SCRIPT)
-    assert python(script).returncode == 0
+    python(script, code=0)
     for text, why in (
         (SCRIPT.replace('if __name__ == "__main__":', "if True:"), "__name__"),
         ("import os; os._exit(3)", "its process ended with 3"),
@@ -1009,8 +1009,7 @@ def test_a_program_that_does_not_import(tmp_path):
         (SCRIPT.replace('    print("in the code")', "    import os; os._exit(4)"), "ended with 4"),
     ):
         script.write_text(text)
-        done = python("stepwise", "rerun", "-n", "1", cwd=tmp_path)
-        assert done.returncode == 1
+        done = python("stepwise", "rerun", "-n", "1", cwd=tmp_path, code=1)
         assert "1 run: 1 not possible" in done.stdout
         assert why in " ".join((done.stdout + done.stderr).split())
     done = python("stepwise", "rerun", cwd=tmp_path)
@@ -1078,8 +1077,7 @@ def agent() -> str:
 def test_a_run_that_was_killed(program, tmp_path):
     """The rerun of a run that was killed in a side effect ends there, and does not act."""
     module = program(KILLED)
-    done = python("-c", "import rerunagent; rerunagent.agent()", cwd=tmp_path)
-    assert done.returncode == -9
+    python("-c", "import rerunagent; rerunagent.agent()", cwd=tmp_path, code=-9)
     (run,) = stepwise.runs()
     again = rerun(run, module.agent)
     assert (again.same, again.end) == (True, "record")
