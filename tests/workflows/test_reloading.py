@@ -15,28 +15,23 @@ MODULE = '''
 
 from stepwise import step, tool, workflow
 
-
 @step
 def think(i):
     return i + 1
 
-
 @tool(side_effect=True)
 async def send(i):
     return i + 1
-
 
 @workflow
 def agent(n):
     first = think(n)
     return first + 10
 
-
 @workflow(checkpoint_every=2)
 async def aagent(n):
     first = await send(n)
     return first + 10
-
 
 class Agent:
     @step
