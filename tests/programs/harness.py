@@ -95,7 +95,7 @@ def _host(preload="", number=0, imports=()):
 
 def _large(script):
     """What a program imports that takes a second: a host of its own has imported it already."""
-    text = script.read_text(encoding="utf-8") if script.is_file() else ""
+    text = script.read_text("utf-8", "replace") if script.is_file() else ""
     return tuple(sorted({*_LARGE.findall("\n".join(_IMPORT.findall(text)))}))
 
 
