@@ -8,12 +8,12 @@ import copy
 import inspect
 import pickle
 import re
-import subprocess
 import sys
 import traceback
 
 import cloudpickle
 import pytest
+from harness import interpreted
 
 import stepwise
 from stepwise import errors
@@ -185,9 +185,7 @@ def test_pickle_into_another_process(tmp_path):
         "for error in pickle.load(open(sys.argv[1], 'rb')):\n"
         "    print(type(error).__module__, type(error).__name__, error, *sorted(vars(error)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, file], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = interpreted("-c", code, file)
     assert done.stdout.splitlines() == [
         " ".join(["stepwise", cls.__name__, "message", *facts_of(cls)]) for cls in RAISED
     ]

@@ -17,6 +17,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from harness import interpreted
 
 import stepwise
 
@@ -413,9 +414,7 @@ def _top(name):
 def loaded_by(code):
     """The modules that a fresh interpreter has loaded after ``code``."""
     script = f"{code}\nimport sys, threading\nprint(threading.active_count(), *sys.modules)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = interpreted("-c", script)
     threads, *modules = done.stdout.split()
     assert threads == "1"
     return set(modules)

@@ -6,12 +6,11 @@ import asyncio
 import datetime as dt
 import itertools
 import math
-import subprocess
-import sys
 
 import pytest
 import tenacity
 from flows import flow_of
+from harness import interpreted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,8 +58,7 @@ def test_only_a_second_attempt_loads_tenacity():
         "assert Attempts(1, Exception, None).next_delay(ValueError()) > 0\n"
         "assert 'tenacity' in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=300)
-    assert done.returncode == 0
+    interpreted("-c", code)
 
 
 def test_attempts_are_counted():

@@ -510,8 +510,7 @@ def test_a_tool_of_a_script_that_is_gone(tmp_path, home):
         order()
     """
     (tmp_path / "order.py").write_text(textwrap.dedent(script))
-    done = python("order.py", cwd=tmp_path, env={**os.environ})
-    assert done.returncode == 0, done.stderr
+    python("order.py", cwd=tmp_path, env={**os.environ}, code=0)
     (run,) = stepwise.runs(store=home / "store")
     with pytest.raises(stepwise.ConfigurationError, match=r"import the script.*at order\.py:10"):
         run.compensate()
@@ -540,8 +539,7 @@ def test_a_tool_of_the_same_name_elsewhere(tmp_path, home, runs_as):
         (tmp_path / name).write_text(textwrap.dedent(SHARED))
     undo = "import stepwise, {0}; (run,) = stepwise.runs(); run.compensate()"
     start = ("order.py",) if runs_as == "a script" else ("-c", "import order; order.order()")
-    done = python(*start, cwd=tmp_path, env={**os.environ})
-    assert done.returncode == 0, done.stderr
+    done = python(*start, cwd=tmp_path, env={**os.environ}, code=0)
     done = python("-c", undo.format("other"), cwd=tmp_path, env={**os.environ})
     assert "this program has no tool" in done.stderr
     assert done.stdout == ""

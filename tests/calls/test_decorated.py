@@ -10,7 +10,6 @@ import doctest
 import functools
 import inspect
 import os
-import subprocess
 import sys
 import threading
 import types
@@ -22,6 +21,7 @@ import pydantic
 import pytest
 import tenacity
 from flows import flow_of
+from harness import interpreted
 
 import stepwise
 from stepwise import ConfigurationError, Workflow, current_run, step, tool, workflow
@@ -778,14 +778,12 @@ def test_nothing_happens_outside_a_run(tmp_path, home):
     script = tmp_path / "folder" / "script.py"
     script.parent.mkdir()
     script.write_text(QUIET, "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-B", "-X", "dev", "-W", "error", script],
+    done = interpreted(
+        *["-B", "-X", "dev", "-W", "error"],
+        script,
         cwd=script.parent,
         env={**os.environ, "STEPWISE_QUIET": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        code=None,
     )
     assert (done.stdout, done.stderr) == ("done\n", "")
     assert not home.exists()

@@ -609,7 +609,7 @@ def test_eight_processes_and_kills():
 def test_fifty_runs_are_served_in_turn(tmp_path):
     """A run with many calls gets one of them after one of each other run."""
     stepwise.configure(store=f"disk:{tmp_path}/store", suspend_after=None)
-    limit = Limit("api", requests=25, per=0.5)
+    limit = Limit("api", requests=25, per=0.25)
 
     @step(limit=limit)
     async def ask(run, number):

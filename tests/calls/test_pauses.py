@@ -7,14 +7,13 @@ import contextlib
 import datetime as dt
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from flows import flow_of
+from harness import interpreted
 
 import stepwise
 from stepwise import ConfigurationError, OutsideRunError, WaitTimeoutError, step, tool, workflow
@@ -373,4 +372,4 @@ for name in ("approve", "sleep", "sleep_until", "wait_for"):
     assert _attribute(stepwise, name) in may_wait
 assert _attribute(stepwise, "missing") not in may_wait
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    interpreted("-c", code)

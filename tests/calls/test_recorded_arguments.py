@@ -456,8 +456,12 @@ def test_no_byte_of_a_secret_is_on_the_disk(tmp_path, options, die):
     script.write_text(SECRETS.replace("OPTIONS", options))
     environment = {"STEPWISE_HOME": str(home), "THE_KEY": SECRET, "DIE": die}
     environment |= {"STEPWISE_RECORD_LOCALS": "1"}
-    ended = python(script, cwd=tmp_path, env={**os.environ, **environment})
-    assert ended.returncode == (-signal.SIGKILL if die else 1), ended.stderr
+    python(
+        script,
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        code=(-signal.SIGKILL if die else 1),
+    )
     found = b"".join(each.read_bytes() for each in home.rglob("*") if each.is_file())
     assert b"plain text" in found
     assert SECRET.encode() not in found
@@ -669,7 +673,7 @@ def test_a_killed_program(tmp_path):
     script = tmp_path / "main.py"
     script.write_text(KILLED)
     environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
-    assert python(script, cwd=tmp_path, env=environment).returncode == -signal.SIGKILL
+    python(script, cwd=tmp_path, env=environment, code=-signal.SIGKILL)
     assert python(script, cwd=tmp_path, env=environment).stdout == "6\n"
     os.environ["STEPWISE_HOME"] = str(tmp_path / "home")
     (run,) = stepwise.runs(store=f"disk:{tmp_path}/store")
@@ -743,8 +747,8 @@ def test_a_call_that_was_cut_off(tmp_path):
     script = tmp_path / "main.py"
     script.write_text(CUT_OFF)
     environment = {**os.environ, "STEPWISE_HOME": str(tmp_path / "home")}
-    assert python(script, cwd=tmp_path, env=environment).returncode == -signal.SIGKILL
-    assert python(script, cwd=tmp_path, env=environment).returncode == 0
+    python(script, cwd=tmp_path, env=environment, code=-signal.SIGKILL)
+    python(script, cwd=tmp_path, env=environment, code=0)
     os.environ["STEPWISE_HOME"] = str(tmp_path / "home")
     (run,) = stepwise.runs(store=f"disk:{tmp_path}/store")
     found = {each.name: each.has_inputs and each.inputs["x"] for each in run.steps}

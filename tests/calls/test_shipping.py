@@ -245,8 +245,7 @@ def shipped(tmp_path_factory):
     def run(name, source):
         script = folder / name
         script.write_text(source, "utf-8")
-        done = python(script, folder / "shipped.pickle", env=environment)
-        assert done.returncode == 0, done.stderr
+        done = python(script, folder / "shipped.pickle", env=environment, code=0)
         return done.stdout
 
     name, run_id = run("sender.py", SHIPPED).split()

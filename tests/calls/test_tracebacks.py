@@ -7,7 +7,6 @@ import contextlib
 import functools
 import gc
 import os
-import subprocess
 import sys
 import textwrap
 import traceback
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from flows import aflow_of, flow_of
+from harness import interpreted
 
 import stepwise
 from stepwise import step, tool, workflow
@@ -208,14 +208,11 @@ def test_post_mortem(tmp_path):
         ),
         "utf-8",
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pdb", "-c", "continue", "program.py"],
-        input="p 'question is', question\nup\np 'inside', 'agent' in dir()\nq\n",
+    done = interpreted(
+        *["-m", "pdb", "-c", "continue", "program.py"],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        text="p 'question is', question\nup\np 'inside', 'agent' in dir()\nq\n",
+        code=None,
     )
     assert "('question is', 42)" in done.stdout, done.stdout
 

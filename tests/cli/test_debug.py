@@ -11,7 +11,7 @@ import pexpect
 import pytest
 from command import COMMAND, process
 from debug_adapter import Client
-from harness import python, python_path
+from harness import interpreted, python, python_path
 from restarted import edit
 
 import stepwise
@@ -472,7 +472,7 @@ def test_a_run_without_a_command(tmp_path, monkeypatch):
     (tmp_path / "orders.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     source = "import orders\norders.agent('winds')\n"
-    subprocess.run([sys.executable], input=source, text=True, capture_output=True, check=False)
+    interpreted(text=source, code=None)
     (case.run,) = stepwise.runs()
     prompt = case.debug()
     prompt.hear()

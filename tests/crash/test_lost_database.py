@@ -72,10 +72,9 @@ def test_the_advice_for_a_run_without_records(start, home, way):
         assert looked.returncode == 1
         assert "there is no run" not in looked.stderr
     if way == "forget":
-        assert python("stepwise", *shlex.split(command), text="n\n").returncode == 1
+        python("stepwise", *shlex.split(command), text="n\n", code=1)
         assert "JournalLostError" in start().stderr
-    done = python("stepwise", *shlex.split(command), text="y\n")
-    assert done.returncode == 0, done.stderr
+    python("stepwise", *shlex.split(command), text="y\n", code=0)
     assert start().stdout == "done\n"
     assert paid() == 2  # as was accepted
 

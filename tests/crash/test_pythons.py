@@ -5,10 +5,9 @@ What the other interpreters get is told in ``programs/pythons.py``.
 
 import itertools
 import os
-import subprocess
 
 import pytest
-from harness import PROGRAMS, Lab
+from harness import PROGRAMS, Lab, interpreted
 from pythons import interpreters
 from sweeping import some
 
@@ -64,13 +63,11 @@ _codec.PYTHON = _resume.PYTHON = "any"
 def run(lab, library, version, **dying):
     """Run the program of a lab with another Python; its exit code, and what it said."""
     path = os.pathsep.join([str(library), str(PROGRAMS)])
-    ended = subprocess.run(
-        [interpreters()[version], lab.script],
+    ended = interpreted(
+        lab.script,
+        by=interpreters()[version],
         env={**os.environ, **lab.environment, "PYTHONPATH": path, **dying},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        code=None,
     )
     return ended.returncode, ended.stderr
 

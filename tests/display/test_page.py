@@ -214,7 +214,7 @@ def test_source_that_was_edited(tmp_path):
     """Source that is not what the run executed is shown with a doubt; a missing one is named."""
     script = tmp_path / "script.py"
     script.write_text(EDITED)
-    assert python(script).returncode == 0
+    python(script, code=0)
     (run,) = stepwise.runs()
     assert "return think(topic)" in exported(run)
     assert "edited since" not in exported(run)

@@ -29,8 +29,7 @@ def test_a_program_of_the_page(which, tmp_path):
     printed, only_once = PRINTED[which]
     environment = {**os.environ, "STEPWISE_HOME": f"{tmp_path}/home"}
     for start in (1, 2):
-        done = python("-W", "error", path, cwd=tmp_path, env=environment)
-        assert done.returncode == 0, done.stderr
+        done = python("-W", "error", path, cwd=tmp_path, env=environment, code=0)
         assert printed in done.stdout
         if only_once:
             assert (only_once in done.stdout) is (start == 1)

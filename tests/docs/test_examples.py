@@ -273,8 +273,7 @@ def test_a_killed_night_goes_on(place, by, folder):
 
 def brought_up(module: str) -> list[str]:
     """Continue what crashed as cron does; return the lines of the steps that were executed."""
-    done = python("stepwise", "up", "--once", module, cwd=EXAMPLES)
-    assert done.returncode == 0, done.stderr
+    done = python("stepwise", "up", "--once", module, cwd=EXAMPLES, code=0)
     printed = [line.partition(" | ")[2] for line in done.stderr.splitlines()]
     return [line for line in printed if line.startswith("[")]
 
@@ -532,8 +531,7 @@ def test_a_review_waits_for_its_answer(answer, given):
     assert "EOFError" in left.errors
     assert left.steps[-1] == "[judge] 3 lines: good"
     assert "[draft] 2" in "".join(left.steps)
-    done = python(EXAMPLES / REVIEW[0], *REVIEW[1:], cwd=given, text=f"{answer}\n")
-    assert done.returncode == 0, done.stderr
+    done = python(EXAMPLES / REVIEW[0], *REVIEW[1:], cwd=given, text=f"{answer}\n", code=0)
     *asked, outcome = done.stdout.splitlines()
     assert [line for line in asked if line.startswith("[")] == []
     assert ("[append]" in "".join(asked)) is (answer == "yes")  # behind the question

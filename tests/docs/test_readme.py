@@ -50,7 +50,7 @@ def test_looking_at_runs(tmp_path, capsys):
     """The block that looks at crashed runs prints their steps and variables."""
     program = FILES["agent.py"].replace("time.sleep(1)", "topic == 'winds' and os._exit(9)")
     (tmp_path / "agent.py").write_text(f"import os\n{program}", encoding="utf-8")
-    assert python("agent.py", cwd=tmp_path).returncode == 9
+    python("agent.py", cwd=tmp_path, code=9)
     (look,) = [each.text for each in blocks(README) if "run.locals()" in each.text]
     exec(look, {})
     steps, variables = capsys.readouterr().out.splitlines()

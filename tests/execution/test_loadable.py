@@ -7,6 +7,7 @@ import types
 
 import pytest
 from edited import DEFINITIONS, HEAD
+from sweeping import size
 
 from stepwise._execution.loadable import Loadable
 from stepwise._values.codec import dump_plain
@@ -44,7 +45,7 @@ def no_program():
     sys.modules.pop("edited_program", None)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(size(20, 400)))
 def test_what_is_said_is_what_happens(seed):
     """A value that is said to fail raises, one without a reservation loads, after any edit."""
     rng = random.Random(seed)

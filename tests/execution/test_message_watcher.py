@@ -173,6 +173,7 @@ def test_moments(store, watcher, monkeypatch):
 def test_a_store_that_fails_is_asked_less_often(store, watcher, monkeypatch):
     """Errors of the store end nothing: once it can be read again, every watch is called."""
     called, failures = Called(), []
+    monkeypatch.setattr(message_watcher, "POLL", 0.02)
     with watcher.watch(store, SEAL, "job", called):
         called.wait(1)
         with monkeypatch.context() as broken:

@@ -5,7 +5,6 @@ import concurrent.futures
 import contextlib
 import os
 import random
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from backwards import Backwards
 from flows import flow_of
+from harness import interpreted
 from outside import Log
 
 import stepwise
@@ -376,9 +376,7 @@ def test_a_step_in_a_worker_process_is_not_recorded(tmp_path, method):
     """A step that a run sends to a process of its own warns that nothing records it there."""
     program = tmp_path / "program.py"
     program.write_text(WORKERS)
-    ended = subprocess.run(
-        [sys.executable, program, method], capture_output=True, text=True, check=True, timeout=300
-    )
+    ended = interpreted(program, method)
     assert ended.stdout == "[10, 20]\n" * 3
     told = "UnrecordedCallWarning: step 'fetch' was called in a worker process"
     before, _, of_the_run = ended.stderr.partition("-- run")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pydantic
 import pytest
-from harness import python
+from harness import interpreted, python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -291,14 +291,7 @@ def test_other_processes():
     """Another process, with another hash seed, finds the same digests and run ids."""
     said = set()
     for seed in ("1", "4242"):  # a fork would have that of its host
-        done = subprocess.run(
-            [sys.executable, "-c", OTHER_PROCESS],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        )
+        done = interpreted("-c", OTHER_PROCESS, env={**os.environ, "PYTHONHASHSEED": seed})
         said.add(done.stdout)
     assert len(said) == 1
     assert len(json.loads(said.pop())) == 3

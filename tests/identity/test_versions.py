@@ -8,11 +8,11 @@ import itertools
 import linecache
 import os
 import pathlib
-import subprocess
 import sys
 import textwrap
 
 import pytest
+from harness import interpreted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pythons import copy_library, interpreters
@@ -578,9 +578,6 @@ def test_another_version_of_python_gives_the_same_version(tmp_path):
         "print(*[step_of(each).version for each in (agent.score, agent.Agent.run, agent.search)])"
     )
     found = {
-        subprocess.run(
-            [python, "-c", code], cwd=library, capture_output=True, text=True, check=True
-        ).stdout
-        for python in interpreters().values()
+        interpreted("-c", code, by=python, cwd=library).stdout for python in interpreters().values()
     }
     assert len(found) == 1

@@ -265,7 +265,7 @@ def test_an_encrypted_store_without_its_key(ask, tmp_path):
     script.write_text(code)
     store = f"disk:{tmp_path / 'store'}"
     given = {**os.environ, "STEPWISE_KEY": "a" * 64, "STEPWISE_STORE": store}
-    assert python(script, env=given).returncode == 0
+    python(script, env=given, code=0)
     stepwise.configure(store=store)
     for name, arguments in {"why": {"run": "trip"}, "list_runs": {}}.items():
         problem = ask(name, **arguments).problem

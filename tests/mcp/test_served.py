@@ -8,11 +8,11 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 
 import httpx2
 import pytest
 from command import COMMAND, process
+from harness import interpreted
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
@@ -186,9 +186,7 @@ def test_without_the_extra():
         "import stepwise.cli; sys.argv = ['stepwise', {0!r}]; stepwise.cli.run()"
     )
     for name, says in (("mcp", "pip install 'stepwise-agents[mcp]'"), ("runs", "no runs")):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=False
-        )
+        done = interpreted("-c", code.format(name), code=None)
         assert says in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -196,7 +194,7 @@ def test_without_the_extra():
 def test_the_command_line_loads_nothing_of_the_server():
     """The command line does not load the SDK."""
     code = "import sys, stepwise.cli; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = interpreted("-c", code)
     assert {"mcp", "pydantic", "starlette"}.isdisjoint(done.stdout.split())
 
 

@@ -40,7 +40,7 @@ def test_a_role_that_only_reads(postgres, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPWISE_STORE", postgres)
     pathlib.Path("agent.py").write_text(AGENT, "utf-8")
-    assert python("agent.py", env={**os.environ, "DIE": "2"}).returncode == 7
+    python("agent.py", env={**os.environ, "DIE": "2"}, code=7)
     with psycopg.connect(postgres, autocommit=True) as connection:
         for statement in ROLE:
             connection.execute(statement)
@@ -55,4 +55,4 @@ def test_a_role_that_only_reads(postgres, tmp_path, monkeypatch):
         finally:
             for statement in DROP:
                 connection.execute(statement)
-    assert python("agent.py").returncode == 0
+    python("agent.py", code=0)

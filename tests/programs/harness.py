@@ -95,7 +95,7 @@ def _host(preload="", number=0, imports=()):
 
 def _large(script):
     """What a program imports that takes a second: a host of its own has imported it already."""
-    text = script.read_text(encoding="utf-8") if script.is_file() else ""
+    text = script.read_text("utf-8", "replace") if script.is_file() else ""
     return tuple(sorted({*_LARGE.findall("\n".join(_IMPORT.findall(text)))}))
 
 
@@ -146,7 +146,7 @@ def _request(words, cwd, env, first="", **files):
     }
 
 
-def python(*argv, cwd=None, env=None, text="", together=False, first=""):
+def python(*argv, cwd=None, env=None, text="", together=False, first="", code=None):
     """``python`` with these words, to its end, and what it printed: see ``subprocess.run``.
 
     A fork of one of two hosts in turn: so what one start left on the disk is met by one that hashes
@@ -157,15 +157,18 @@ def python(*argv, cwd=None, env=None, text="", together=False, first=""):
         text: what it can read from its stdin.
         together: what it prints on stderr is among what it prints on stdout, as on a terminal.
         first: a source that a fork executes before the program.
+        code: the exit code that it must have; any, if None.
     """
     words, env = [*map(str, argv)], dict(os.environ if env is None else env)
     if WHOLE:
         command = [COMMAND, *words[1:]] if words[0] == "stepwise" else [sys.executable, *words]
-        return subprocess.run(
+        done = subprocess.run(
             command,
             cwd=cwd, env=env, input=text, text=True, check=False, timeout=300,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT if together else subprocess.PIPE,
         )  # fmt: skip
+        assert code in (None, done.returncode), f"{done.stdout}{done.stderr or ''}"
+        return done
     with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
         files = {name: pathlib.Path(folder, name) for name in ("input", "out", "err")}
         files["input"].write_text(text, encoding="utf-8")
@@ -178,9 +181,25 @@ def python(*argv, cwd=None, env=None, text="", together=False, first=""):
             files[name].read_text(encoding="utf-8") if files[name].exists() else ""
             for name in ("out", "err")
         ]
+        assert code in (None, answer["code"]), "".join(said)
         return subprocess.CompletedProcess(
             words, answer["code"], said[0], "" if together else said[1]
         )
+
+
+def interpreted(*argv, by=sys.executable, code=0, text="", **how):
+    """``python`` with these words in an interpreter of its own, to its end: see :func:`python`.
+
+    Args:
+        by: that interpreter.
+        code: the exit code that it must have; any, if None.
+    """
+    done = subprocess.run(
+        [by, *map(str, argv)],
+        input=text, capture_output=True, text=True, check=False, timeout=300, **how,
+    )  # fmt: skip
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 class Watched:

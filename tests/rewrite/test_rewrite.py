@@ -7,7 +7,6 @@ import inspect
 import io
 import pathlib
 import pdb  # noqa: T100
-import subprocess
 import sys
 import threading
 import traceback
@@ -31,7 +30,7 @@ from constructs import (
     waiting,
     without_calls,
 )
-from harness import python
+from harness import interpreted, python
 
 import stepwise
 from stepwise._rewrite.build import UnsupportedError, build, rewrite
@@ -531,9 +530,7 @@ def test_without_docstrings_and_assertions(tmp_path, option, doc):
     """A function with a docstring and assertions is rewritten under ``-O`` and ``-OO``, too."""
     script = tmp_path / "optimized.py"
     script.write_text(OPTIMIZED, "utf-8")
-    done = subprocess.run(
-        [sys.executable, option, script], capture_output=True, text=True, check=True, timeout=300
-    )
+    done = interpreted(option, script)
     assert done.stdout == f"{(1, doc, False)} {(1, doc, False)}\n"
 
 
@@ -572,8 +569,7 @@ def test_suggested_names(tmp_path):
         text += "".join(SUGGESTED.format(number=n, name=name) for n, name in enumerate(NAMES))
     script = tmp_path / "script.py"
     script.write_text(text, encoding="utf-8")
-    ended = python(script)
-    assert ended.returncode == 0, ended.stderr
+    ended = python(script, code=0)
     told = [line for line in ended.stderr.splitlines() if line.startswith("NameError: ")]
     assert len(told) == 2 * len(NAMES)
     for name, line in zip(NAMES * 2, told, strict=True):

@@ -9,12 +9,12 @@ import inspect
 import linecache
 import os
 import pathlib
-import subprocess
 import sys
 import textwrap
 from argparse import ArgumentParser
 
 import pytest
+from harness import interpreted
 from pythons import interpreter
 from sweeping import some
 
@@ -383,13 +383,8 @@ PRINT_ALL = textwrap.dedent(
 @functools.cache
 def said_by(python, names):
     """Return what an interpreter prints of the functions in some files."""
-    return subprocess.run(
-        [python, "-B", "-c", PRINT_ALL, *map(str, names)],
-        env={**os.environ, "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
+    return interpreted(
+        "-B", "-c", PRINT_ALL, *map(str, names), by=python, env={**os.environ, "PYTHONPATH": ""}
     ).stdout
 
 
@@ -536,7 +531,7 @@ def test_without_source_in_other_processes():
         "node = capture(f).node()\n"
         "print(node.name if node else None)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = interpreted("-c", code)
     assert done.stdout.strip() == ("None" if sys.version_info < (3, 13) else "f")
 
 

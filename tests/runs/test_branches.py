@@ -1029,14 +1029,15 @@ def test_killed_and_called_again(tmp_path):
     """Killed anywhere and called again, branches go on; what had ended is not made again."""
     (tmp_path / "program.py").write_text(SCRIPT, encoding="utf-8")
     code = "import program; program.agent.options(run_id='base')('tides')"
-    assert python("-c", code, cwd=tmp_path).returncode == 0
+    python("-c", code, cwd=tmp_path, code=0)
     log = tmp_path / "log"
     assert "SENT a4" in log.read_text()
     log.write_text("")
     for kill in ("3 b", "4 b", "2 c", "4 c", ""):
         env = {**os.environ, "KILL": kill}
-        done = python("-c", "import program; program.main()", cwd=tmp_path, env=env)
-        assert done.returncode == (-9 if kill else 0), done.stderr
+        done = python(
+            "-c", "import program; program.main()", cwd=tmp_path, env=env, code=(-9 if kill else 0)
+        )
     expected = [["a0", "a1", *(f"{m}{n}" for n in (2, 3, 4)), "answered"] for m in "bc"]
     assert json.loads(done.stdout) == expected
     made = log.read_text().splitlines()
@@ -1051,7 +1052,7 @@ def test_another_program_resumes_a_branch(tmp_path):
     """A branch that another process resumes finds the function that answers, or stops."""
     (tmp_path / "program.py").write_text(SCRIPT, encoding="utf-8")
     code = "import program; program.agent.options(run_id='base')('tides')"
-    assert python("-c", code, cwd=tmp_path).returncode == 0
+    python("-c", code, cwd=tmp_path, code=0)
     made = (
         "import program, stepwise; run = stepwise.get_run('base'); "
         "from stepwise._runs.branching import make; "

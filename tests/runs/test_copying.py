@@ -8,11 +8,10 @@ import pathlib
 import signal
 import sqlite3
 import subprocess
-import sys
 from unittest import mock
 
 import pytest
-from harness import python
+from harness import interpreted, python
 from sweeping import WHOLE
 
 import stepwise
@@ -660,9 +659,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert found.size > 100_000_000
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1000)
 """
-    out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    out = interpreted("-c", program)
     assert int(out.stdout) < 75  # MB
 
 

@@ -467,8 +467,7 @@ def killed_at(fork, monkeypatch, number):
 
 
 def again(path, **env):
-    done = python(path, env={**os.environ, **env})
-    assert done.returncode == 0, done.stderr
+    done = python(path, env={**os.environ, **env}, code=0)
     return done.stdout.splitlines()
 
 

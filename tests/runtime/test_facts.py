@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import subprocess
-import sys
 import typing
 
 import pytest
+from harness import interpreted
 
 from stepwise._runtime import facts
 
@@ -137,5 +136,5 @@ class Made(NamedTuple):
     b: 'dict[str, int]' = {}
 assert Made([1]) == ([1], {})
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = interpreted("-c", code)
     assert done.stdout == ""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import subprocess
-import sys
 
 import diskcache
 import pytest
 from diskcache import core
+from harness import interpreted
 from store_tools import ME, edit, pages_written, pragma, records, step_of, use_all_of
 
 from stepwise import StoreError
@@ -95,10 +94,10 @@ store = DiskStore({str(store.path)!r})
 assert [data for _, data in store.read("run")] == [b"1"]
 assert ("diskcache" in sys.modules) == (len(sys.argv) > 1)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    interpreted("-c", code)
     edit(store, "UPDATE Settings SET value = 10 WHERE key = 'cull_limit'")
-    subprocess.run([sys.executable, "-c", code, "loaded"], check=True)
-    subprocess.run([sys.executable, "-c", code], check=True)
+    interpreted("-c", code, "loaded")
+    interpreted("-c", code)
 
 
 def test_the_settings_are_all_of_diskcache():

@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from harness import interpreted
 
 import stepwise
 
@@ -446,13 +447,7 @@ def test_a_failed_test_says_where_its_runs_are(suite):
     said = suite.run(failed=2)
     (home,) = re.findall(r"its runs: STEPWISE_HOME=(\S+) stepwise runs", said)
     environment = {**os.environ, "STEPWISE_HOME": home}
-    listed = subprocess.run(
-        [sys.executable, "-m", "stepwise", "runs"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    listed = interpreted("-m", "stepwise", "runs", env=environment)
     assert "agent" in listed.stdout
 
 
@@ -492,4 +487,4 @@ def test_the_environment_is_as_before(suite):
         assert settings() == before
         """,
     )
-    subprocess.run([sys.executable, "outer.py"], cwd=suite.folder, check=True, timeout=300)
+    interpreted("outer.py", cwd=suite.folder)

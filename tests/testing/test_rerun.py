@@ -31,24 +31,20 @@ from stepwise import step, tool, workflow
 
 MADE = []
 
-
 @step
 def think(messages: list) -> str:
     MADE.append("think")
     return f"thought {len(messages)}"
-
 
 @tool(side_effect=True)
 def send(to: str, body: str) -> str:
     MADE.append("send")
     return f"sent to {to}"
 
-
 @step
 def rate(text: str) -> int:
     MADE.append("rate")
     return len(text)
-
 
 @workflow(retention="all")
 def agent(task: str) -> dict:
@@ -314,38 +310,31 @@ from stepwise import step, tool, workflow
 
 FACTOR = int(os.environ.get("FACTOR", "1"))
 
-
 @step
 async def fetch(n: int) -> int:
     await asyncio.sleep(0)
     return n * 10
 
-
 @step
 def double(n: int) -> int:
     return 2 * n
-
 
 @step(retries=2)
 def flaky(n: int) -> int:
     raise ValueError(f"no {n}")
 
-
 @tool(side_effect=True, approve=True)
 def pay(amount: int) -> str:
     return f"paid {amount}"
-
 
 @workflow
 async def gathered() -> list:
     found = await asyncio.gather(*(fetch(n) for n in range(4)))
     return [*found, await fetch(9)]
 
-
 @workflow
 def mapped() -> list:
     return [*stepwise.map(double, range(4)), double(9)]
-
 
 @workflow
 def threaded() -> int:
@@ -353,16 +342,13 @@ def threaded() -> int:
         found = [*pool.map(double, range(6))]
     return sum(found) + double(9)
 
-
 @workflow
 def child(n: int) -> int:
     return double(n) + 1
 
-
 @workflow
 def parent() -> int:
     return child(3) + double(4)
-
 
 @workflow
 def handles() -> str:
@@ -371,15 +357,12 @@ def handles() -> str:
     except ValueError as error:
         return f"{error}, {double(2)}"
 
-
 @workflow
 def fails() -> str:
     double(1)
     flaky(1)
 
-
 TRIED = []
-
 
 @step(retries=2)
 def outer(n: int) -> int:
@@ -389,18 +372,15 @@ def outer(n: int) -> int:
         raise OSError("again")
     return found
 
-
 @workflow
 def retried() -> int:
     return outer(2) + double(7)
-
 
 @workflow
 def waits() -> str:
     stepwise.sleep(0.01)
     name = stepwise.wait_for("name")
     return pay(double(5)) + name
-
 
 class Agent:
     def __init__(self, factor):
@@ -410,7 +390,6 @@ class Agent:
     def run(self, n: int) -> int:
         return double(n) * self.factor
 """
-
 
 KIND = ["gathered", "mapped", "threaded", "parent", "handles", "fails", "retried"]
 
@@ -494,16 +473,13 @@ SLOTS = """
 from dataclasses import dataclass
 from stepwise import step, workflow
 
-
 @dataclass(frozen=True, slots=True)
 class Line:
     name: str
 
-
 @step
 def read(name: str) -> Line:
     return Line(name)
-
 
 @workflow(retention="all")
 def agent() -> str:
@@ -601,28 +577,23 @@ HOLDING = """
 import dataclasses
 from stepwise import step, workflow
 
-
 @dataclasses.dataclass
 class Order:
     items: list
     price: tuple
 
-
 @step
 def order(token: str, api_key: str) -> Order:
     return Order(["tea"], (1, 2))
-
 
 @step
 def login() -> dict:
     text = "the key is sk-proj-abcdefghijklmnop1234"
     return {"user": "ann", "password": "hunter2-hunter2", "text": text}
 
-
 @step
 def keep(order: Order) -> Order:
     return order
-
 
 @workflow
 def agent(api_key: str) -> str:
@@ -661,11 +632,9 @@ from stepwise import step, workflow
 PASSWORD = "hunter-two"
 KEY = "sk-proj-abcdefghijklmnop1234"
 
-
 @dataclass
 class Account:
     password: str
-
 
 @step
 def look(account: Account) -> dict:
@@ -675,16 +644,13 @@ def look(account: Account) -> dict:
         "headers": [{"name": "Authorization", "value": "secret words"}],
     }
 
-
 @step
 def encoded() -> bytes:
     return b"password " + KEY.encode()
 
-
 @step
 def quote() -> str:
     return f"you wrote {PASSWORD}, swordfish and secret words"
-
 
 @workflow(retention="all", codec=CODEC)
 def agent(options: dict) -> str:
@@ -710,11 +676,9 @@ def test_secrets_at_any_depth(program, tmp_path, codec):
 DECLARED = """
 from stepwise import step, workflow
 
-
 @step
 def look(name: str, vault: str) -> dict:
     return {"vault": vault, "text": f"{name} has {vault}"}
-
 
 @workflow(secret=("vault",))
 def agent(name: str, vault: str) -> str:
@@ -776,16 +740,13 @@ SCRIPT = """
 import sys
 from stepwise import step, workflow
 
-
 class Note:
     def __init__(self, text):
         self.text = text
 
-
 @step
 def note(n: int) -> Note:
     return Note(f"note {n}")
-
 
 @workflow
 def agent(n: int) -> str:
@@ -793,27 +754,22 @@ def agent(n: int) -> str:
     print("in the code")
     return found.text
 
-
 if __name__ == "__main__":
     for n in range(3):
         agent(n)
 """
 
-
 METHODS = """
 import dataclasses, sys
 from stepwise import step, workflow
-
 
 @dataclasses.dataclass
 class Order:
     n: int
 
-
 @step
 def one(order: Order) -> int:
     return order.n
-
 
 class Agent:
     def __init__(self, factor: int):
@@ -823,11 +779,9 @@ class Agent:
     def run(self, order: Order) -> int:
         return one(order) * self.factor
 
-
 @workflow(codec="json")
 def plain(n: int, api_key: str) -> int:
     return n + 1
-
 
 if __name__ == "__main__":
     Agent(3).run(Order(2))
@@ -838,12 +792,12 @@ if __name__ == "__main__":
 def test_arguments_that_the_command_cannot_load(tmp_path):
     """The command exports runs with arguments of classes, or as data, without the program."""
     (tmp_path / "orders.py").write_text(METHODS)
-    assert python("-m", "orders", cwd=tmp_path).returncode == 0
+    python("-m", "orders", cwd=tmp_path, code=0)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     for name in ("Agent.run", "plain"):
         words = ("export", name, "--format", "test", "-o", f"test_{name[:5]}.py")
-        assert python("stepwise", *words, cwd=folder).returncode == 0
+        python("stepwise", *words, cwd=folder, code=0)
     test = folder / "test_plain.py"
     given = test.read_text().replace('plain")', 'plain", inputs={"api_key": "x"})')
     test.write_text(given)
@@ -854,17 +808,14 @@ def test_arguments_that_the_command_cannot_load(tmp_path):
 RAISING = """
 from stepwise import step, workflow
 
-
 class Refused(Exception):
     def __init__(self, who: str, code: int) -> None:
         super().__init__(who)
         self.code = code
 
-
 @step
 def ask() -> str:
     raise Refused("ann", 3)
-
 
 @workflow
 def agent() -> int:
@@ -872,7 +823,6 @@ def agent() -> int:
         return ask()
     except Refused as error:
         return error.code
-
 
 if __name__ == "__main__":
     agent()
@@ -883,11 +833,11 @@ if __name__ == "__main__":
 def test_errors_that_the_command_cannot_load(tmp_path, how):
     """The command exports errors of classes of the program, which it does not import."""
     (tmp_path / "orders.py").write_text(RAISING)
-    assert python(*how, cwd=tmp_path).returncode == 0
+    python(*how, cwd=tmp_path, code=0)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     words = ("export", "agent", "--format", "test", "-o", "test_it.py")
-    assert python("stepwise", *words, cwd=folder).returncode == 0
+    python("stepwise", *words, cwd=folder, code=0)
     done = pytest_in(folder, tmp_path)
     assert "1 passed" in done.stdout, done.stdout
 
@@ -895,21 +845,17 @@ def test_errors_that_the_command_cannot_load(tmp_path, how):
 ENDING = """
 from stepwise import step, workflow
 
-
 class Stop(BaseException):
     pass
-
 
 @step
 def one() -> int:
     return 1
 
-
 @workflow
 def agent() -> int:
     one()
     raise Stop("enough")
-
 
 if __name__ == "__main__":
     agent()
@@ -929,21 +875,17 @@ def test_code_that_ends_its_process(tmp_path):
 LACKING = """
 from stepwise import step, workflow
 
-
 class Order:
     def __init__(self, api_key: str) -> None:
         self.api_key = api_key
-
 
 @step
 def one() -> int:
     return 1
 
-
 @workflow
 def agent(order: Order) -> int:
     return one()
-
 
 if __name__ == "__main__":
     agent(Order("some key"))
@@ -953,11 +895,11 @@ if __name__ == "__main__":
 def test_a_call_that_lacks_arguments(tmp_path):
     """Arguments that are not in the file, or that only today's code wants, are named with a way."""
     (tmp_path / "orders.py").write_text(LACKING)
-    assert python("-m", "orders", cwd=tmp_path).returncode == 0
+    python("-m", "orders", cwd=tmp_path, code=0)
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     words = ("export", "agent", "--format", "test", "-o", "test_it.py")
-    assert python("stepwise", *words, cwd=folder).returncode == 0
+    python("stepwise", *words, cwd=folder, code=0)
     done = pytest_in(folder, tmp_path)
     assert "inputs=dict(order=...)" in done.stdout, done.stdout
     text = edited(LACKING, ("order: Order", "order: Order, size: int"))
@@ -971,7 +913,7 @@ def test_many_runs_from_the_terminal(tmp_path):
     """The command reruns many runs of a script, counts them, and fails if one differs."""
     script = tmp_path / "notes.py"
     script.write_text(SCRIPT)
-    assert python(script).returncode == 0
+    python(script, code=0)
     done = python("stepwise", "rerun", "--workflow", "agent", cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "3 runs: 3 same"), done.stderr
     assert "in the code" not in done.stdout + done.stderr
@@ -988,7 +930,7 @@ def test_many_runs_from_the_terminal(tmp_path):
 def test_a_module_that_was_started(tmp_path):
     """Runs of ``python -m`` have definitions of ``__main__`` in their records, and are rerun."""
     (tmp_path / "jobs.py").write_text(SCRIPT)
-    assert python("-m", "jobs", cwd=tmp_path).returncode == 0
+    python("-m", "jobs", cwd=tmp_path, code=0)
     done = python("stepwise", "rerun", "-n", "9", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "3 runs: 3 same"
     export(stepwise.runs()[0], tmp_path / "test_it.py")
@@ -1000,7 +942,7 @@ def test_a_program_that_does_not_import(tmp_path):
     """A run whose program cannot be imported, or begins runs then, is said to be impossible."""
     script = tmp_path / "notes.py"
     script.write_text(SCRIPT)
-    assert python(script).returncode == 0
+    python(script, code=0)
     for text, why in (
         (SCRIPT.replace('if __name__ == "__main__":', "if True:"), "__name__"),
         ("import os; os._exit(3)", "its process ended with 3"),
@@ -1009,8 +951,7 @@ def test_a_program_that_does_not_import(tmp_path):
         (SCRIPT.replace('    print("in the code")', "    import os; os._exit(4)"), "ended with 4"),
     ):
         script.write_text(text)
-        done = python("stepwise", "rerun", "-n", "1", cwd=tmp_path)
-        assert done.returncode == 1
+        done = python("stepwise", "rerun", "-n", "1", cwd=tmp_path, code=1)
         assert "1 run: 1 not possible" in done.stdout
         assert why in " ".join((done.stdout + done.stderr).split())
     done = python("stepwise", "rerun", cwd=tmp_path)
@@ -1021,12 +962,10 @@ SAYING = """
 import stepwise
 from stepwise import step, workflow
 
-
 @step
 def read(n: int) -> int:
     stepwise.emit(f"in {n}")
     return n
-
 
 @workflow(retention="all")
 def agent() -> int:
@@ -1056,16 +995,13 @@ KILLED = """
 import os, signal
 from stepwise import step, tool, workflow
 
-
 @step
 def think(n: int) -> int:
     return n * 2
 
-
 @tool(side_effect=True)
 def send(n: int) -> str:
     os.kill(os.getpid(), signal.SIGKILL)
-
 
 @workflow
 def agent() -> str:
@@ -1078,8 +1014,7 @@ def agent() -> str:
 def test_a_run_that_was_killed(program, tmp_path):
     """The rerun of a run that was killed in a side effect ends there, and does not act."""
     module = program(KILLED)
-    done = python("-c", "import rerunagent; rerunagent.agent()", cwd=tmp_path)
-    assert done.returncode == -9
+    python("-c", "import rerunagent; rerunagent.agent()", cwd=tmp_path, code=-9)
     (run,) = stepwise.runs()
     again = rerun(run, module.agent)
     assert (again.same, again.end) == (True, "record")
@@ -1097,17 +1032,14 @@ def test_a_run_that_was_killed(program, tmp_path):
 REFUSED = """
 from stepwise import step, workflow
 
-
 @step
 def one() -> int:
     return 1
-
 
 @workflow
 def items():
     yield one()
     yield 2
-
 
 @workflow
 def inside(run) -> int:
@@ -1142,7 +1074,6 @@ from stepwise import workflow
 
 stepwise.instrument()
 
-
 def answer(request):
     text = json.loads(request.content)["messages"][-1]["content"]
     choice = {"index": 0, "finish_reason": "stop",
@@ -1151,10 +1082,8 @@ def answer(request):
         200, json={"id": "1", "object": "o", "created": 0, "model": "m", "choices": [choice]}
     )
 
-
 transport = httpx2.MockTransport(answer)
 client = openai.OpenAI(http_client=httpx2.Client(transport=transport), max_retries=0)
-
 
 @workflow
 def agent(city: str) -> str:
@@ -1190,18 +1119,15 @@ from stepwise import step, workflow
 
 CALLS = []
 
-
 @step
 def a(n):
     CALLS.append(("a", n))
     return n + 1
 
-
 @step
 def b(n):
     CALLS.append(("b", n))
     return n * 2
-
 
 @step
 def c(n):
@@ -1210,12 +1136,10 @@ def c(n):
         raise ValueError("odd", n)
     return n
 
-
 def body():
     x, y = 1, 0
 {statements}
     return x, y
-
 
 agent = workflow(retention="all")(body)
 """

@@ -7,11 +7,11 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 
 import httpx
 import pytest
 from command import COMMAND, process
+from harness import interpreted
 
 import stepwise
 from stepwise import step, workflow
@@ -224,14 +224,7 @@ def test_without_the_extra():
         "import stepwise.cli; sys.argv = ['stepwise', 'ui', '--no-open']; stepwise.cli.run()"
     )
     for missing in ("starlette", "uvicorn"):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(missing)],
-            capture_output=True,
-            text=True,
-            env=dict(os.environ),
-            check=False,
-        )
-        assert done.returncode == 1
+        done = interpreted("-c", code.format(missing), code=1)
         assert "pip install 'stepwise-agents[ui]'" in done.stderr
         assert "Traceback" not in done.stderr
 
@@ -239,6 +232,6 @@ def test_without_the_extra():
 def test_importing_stepwise_loads_nothing_of_the_page():
     """``import stepwise`` and the command line load neither the page nor what serves it."""
     code = "import sys, stepwise, stepwise.cli; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = interpreted("-c", code)
     loaded = set(done.stdout.split())
     assert loaded.isdisjoint({"starlette", "uvicorn", "anyio", "stepwise.ui._app"})

@@ -15,7 +15,6 @@ import pathlib
 import random
 import re
 import socket
-import subprocess
 import sys
 import textwrap
 import threading
@@ -46,6 +45,7 @@ from digested import (
     module_function,
 )
 from digested_libraries import EVERYTHING, Attrs, Model
+from harness import interpreted
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pythons import interpreters, others
@@ -103,15 +103,12 @@ STUB = textwrap.dedent(
 
 def differing(module, python, seed):
     """Return the names of a module's values for which another process finds another digest."""
-    done = subprocess.run(
-        [python, "-B", "-W", "error::BytesWarning", "-c", STUB.format(module.__name__)],
+    done = interpreted(
+        *["-B", "-W", "error::BytesWarning", "-c"],
+        STUB.format(module.__name__),
+        by=python,
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
     )
-    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.keys() == module.VALUES.keys()
     own = {name: digest(values[0]) for name, values in module.VALUES.items()}

@@ -266,8 +266,7 @@ def test_an_edited_step_of_a_score_is_made_anew(tmp_path):
 
     def ran(rate):
         path.write_text(PROGRAM.replace("RATE = 1", f"RATE = {rate}"))
-        done = python("program.py", cwd=tmp_path, env=env)
-        assert done.returncode == 0, done.stderr
+        done = python("program.py", cwd=tmp_path, env=env, code=0)
         lines = done.stdout.splitlines()
         assert [line for line in lines if line[0] == "["] == [f"[{rate}, {rate}]"] * 4
         return len(lines) - 4

@@ -84,8 +84,7 @@ def write(text, name="agent.py"):
 def die(at=3, text=AGENT):
     """Let the program die in a step."""
     write(text)
-    ended = python("agent.py", env={**os.environ, "DIE": str(at)})
-    assert ended.returncode == 7, ended.stderr
+    python("agent.py", env={**os.environ, "DIE": str(at)}, code=7)
 
 
 def preflight(*words):
@@ -529,8 +528,7 @@ def test_a_run_that_emits(folder):
 def test_a_script_without_a_guard(folder):
     """A module that calls a workflow while it is imported is refused, and begins nothing."""
     write(AGENT.replace('if __name__ == "__main__":\n    ', ""))
-    done = python("stepwise", "preflight", "agent")
-    assert done.returncode == 2
+    done = python("stepwise", "preflight", "agent", code=2)
     assert "put the call under  if __name__ == '__main__':" in done.stderr
     assert not pathlib.Path("store").exists()
     assert not pathlib.Path("log").exists()
@@ -540,8 +538,7 @@ def test_a_module_that_cannot_be_imported(folder):
     """A module with an error, and a missing one, are named: the exit code is 2."""
     write("1 / 0", "broken.py")
     for name, why in (("broken", "ZeroDivisionError"), ("missing", "no module 'missing'")):
-        done = python("stepwise", "preflight", name)
-        assert done.returncode == 2
+        done = python("stepwise", "preflight", name, code=2)
         assert why in done.stderr
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from harness import interpreted
 from sweeping import WHOLE
 
 MODULE = '''
@@ -16,28 +15,23 @@ MODULE = '''
 
 from stepwise import step, tool, workflow
 
-
 @step
 def think(i):
     return i + 1
 
-
 @tool(side_effect=True)
 async def send(i):
     return i + 1
-
 
 @workflow
 def agent(n):
     first = think(n)
     return first + 10
 
-
 @workflow(checkpoint_every=2)
 async def aagent(n):
     first = await send(n)
     return first + 10
-
 
 class Agent:
     @step
@@ -110,17 +104,12 @@ def executed(tmp_path, module, program, *arguments, quiet="1"):
     (tmp_path / "m.py").write_text(textwrap.dedent(module), "utf-8")
     (tmp_path / "program.py").write_text(HEAD + textwrap.dedent(program), "utf-8")
     environment = {"PYTHONDONTWRITEBYTECODE": "1", "IPYTHONDIR": str(tmp_path / "ipython")}
-    done = subprocess.run(
-        [sys.executable, "program.py", *arguments],
+    return interpreted(
+        "program.py",
+        *arguments,
         cwd=tmp_path,
         env={**os.environ, **environment, "STEPWISE_QUIET": quiet},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
 
 
 def reloaded(tmp_path, mode, *edits):

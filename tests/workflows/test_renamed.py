@@ -50,8 +50,12 @@ def began(tmp_path):
 
 def executed(program, *arguments, **environment):
     """What a program printed, and what was told."""
-    ended = python(program, *arguments, env={**os.environ, "STEPWISE_QUIET": "", **environment})
-    assert ended.returncode == (9 if "DIE" in environment else 0), ended.stderr
+    ended = python(
+        program,
+        *arguments,
+        env={**os.environ, "STEPWISE_QUIET": "", **environment},
+        code=(9 if "DIE" in environment else 0),
+    )
     return ended.stdout, ended.stderr
 
 
@@ -221,8 +225,9 @@ def test_a_workflow_that_was_renamed_asks(began, way):
     if way == "name":
         edited(program, "@stepwise.workflow", "@stepwise.workflow(name='agent')")
     if way == "command":
-        ended = python("-m", "stepwise", "resume", run_id, env={**os.environ, "STEPWISE_QUIET": ""})
-        assert ended.returncode == 0, ended.stderr
+        ended = python(
+            "-m", "stepwise", "resume", run_id, env={**os.environ, "STEPWISE_QUIET": ""}, code=0
+        )
         printed, told = ended.stdout, ended.stderr
     elif way == "option":
         printed, told = executed(program, repr({"run_id": run_id}))

@@ -1,8 +1,9 @@
 """Modules that a resume loads: each is a hundredth of a bare Python's start."""
 
 import os
-import subprocess
 import sys
+
+from harness import interpreted
 
 PROGRAM = """
 import sqlite3
@@ -11,7 +12,6 @@ import sys
 plain = {*sys.modules}
 
 import os
-
 import stepwise
 
 @stepwise.step
@@ -78,16 +78,8 @@ def loaded(folder):
     environment = {k: v for k, v in os.environ.items() if k != "STEPWISE_TEST_HOME"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     for _ in range(2):
-        done = subprocess.run(
-            # Not what an editable installation loads into every Python; not the site's either.
-            [sys.executable, "-S", script],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == 9, done.stderr
+        # Not what an editable installation loads into every Python; not the site's either.
+        done = interpreted("-S", script, env=environment, code=9)
     return {*done.stdout.split()}
 
 

@@ -46,8 +46,12 @@ def program(tmp_path):
 
     def execute(*arguments, cwd=folder, **environment):
         environment = {**os.environ, "STEPWISE_QUIET": "", **environment}
-        done = python(*(arguments or ["agent.py"]), cwd=cwd, env=environment)
-        assert done.returncode == (9 if "DIE" in environment else 0), done.stderr
+        done = python(
+            *(arguments or ["agent.py"]),
+            cwd=cwd,
+            env=environment,
+            code=(9 if "DIE" in environment else 0),
+        )
         return done.stdout.split("\n")[:-1], done.stderr
 
     def write(text, name="agent.py"):

@@ -326,7 +326,7 @@ def test_code_of_the_script_is_refused(tmp_path):
     said = python("script.py", cwd=tmp_path)
     assert (said.returncode, said.stdout) == (0, ""), said.stderr
     assert len(stepwise.runs()) == 4
-    assert python("stepwise", "up", "--once", "shop", cwd=tmp_path).returncode == 0
+    python("stepwise", "up", "--once", "shop", cwd=tmp_path, code=0)
     assert {run.status for run in stepwise.runs()} == {"completed"}
 
 

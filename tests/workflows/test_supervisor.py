@@ -367,7 +367,7 @@ def idle_calls(number, monkeypatch, tmp_path):
         return original(backlog)
 
     with monkeypatch.context() as patch, made._here._output:
-        patch.setattr(module, "_SCAN", 0.5)
+        patch.setattr(module, "_SCAN", 0.1)
         patch.setattr(Backlog, "look", look)
         made.run()
     assert [each.kind for each in said] == ["ready"]

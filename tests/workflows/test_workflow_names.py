@@ -5,12 +5,10 @@ from __future__ import annotations
 import fractions
 import os
 import re
-import subprocess
-import sys
 import textwrap
 
 import pytest
-from harness import python, python_path
+from harness import interpreted, python, python_path
 
 import stepwise
 from stepwise._identity.identity import label_of
@@ -60,15 +58,6 @@ AGENT = textwrap.dedent(
 ODD_AGENT = AGENT.replace(
     "print(main.full_name, main.run_id_for(), main())", "main(); print('done')"
 )
-
-
-def interpreted(*args, cwd, env, text):
-    """The same by an interpreter of its own, where it matters how that was started."""
-    command = [sys.executable, *map(str, args)]
-    return subprocess.run(
-        command, cwd=cwd, env=env, input=text, capture_output=True, text=True, check=False,
-        timeout=300,
-    )  # fmt: skip
 
 
 @pytest.fixture
