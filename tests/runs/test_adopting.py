@@ -635,8 +635,9 @@ def reports(topic, model="a"):
     return send(f"{model} {found} {news}")
 
 
-def test_a_supervisor_finishes_an_adoption(monkeypatch):
-    """``stepwise up`` finishes a half-done adoption before it goes on with the branch."""
+@pytest.mark.parametrize("way", ["up", "recover", "start"])
+def test_whoever_goes_on_finishes_an_adoption(way, monkeypatch):
+    """``stepwise up``, ``recover`` and a call finish a half-done adoption, and then go on."""
     with pytest.raises(stepwise.RunSuspended):
         reports.options(run_id="base")("tides")
     run = stepwise.get_run("base")
@@ -644,9 +645,14 @@ def test_a_supervisor_finishes_an_adoption(monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("stepwise._runs.branching.Adopted", stopped)
         branch.adopt()
-    with Staying():
+    if way == "up":
+        with Staying():
+            run.send("news", "at last")
+            until(lambda: branch.run.status == "completed")
+    else:
         run.send("news", "at last")
-        until(lambda: branch.run.status == "completed")
+        ways = {"recover": stepwise.recover, "start": lambda: [branch.run.resume()]}
+        assert [each.result() for each in ways[way]()] == ["sent b about tides at last"]
     assert calls == ["b about tides at last"]
 
 
