@@ -515,9 +515,11 @@ def test_nothing_goes_on_from_what_was_undone():
     """What was undone is neither adopted, branched nor forked as if it were done."""
     run = go_on()
     [branch] = run.branch(at=1, variations=[{"model": "b"}], effects="collect")
+    [below] = branch.run.branch(at=1, effects="collect")
     assert undone(run) == ["a hotel", "flight"]
-    for refuse in (branch.adopt, run.branch, lambda: run.fork(at=1)):
-        with pytest.raises(stepwise.ConfigurationError, match="step 1 was undone since"):
+    again = branch.run.branch
+    for refuse in (branch.adopt, below.adopt, run.branch, again, lambda: run.fork(at=1)):
+        with pytest.raises(stepwise.ConfigurationError, match="'base' has undone step 1 since"):
             refuse()
     assert run.superseded_by is None
     go_on()
