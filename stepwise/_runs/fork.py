@@ -164,7 +164,7 @@ def refuse_undone(
     what: str,
     entries: Iterable[records.Entry] = (),
 ) -> None:
-    """Refuse to go on from side effects that were undone later, by the run or a base of it.
+    """Refuse to go on from side effects that were undone later, by whichever run shares them.
 
     Args:
         what: cannot be done, for the message.
@@ -173,20 +173,25 @@ def refuse_undone(
     Raises:
         ConfigurationError: a call up to record ``cut`` was undone behind it.
     """
-    above: records.RunFacts | None = facts
-    while above is not None:
-        known = [*entries] or [*read_entries(store, seal, above.run_id)]
-        undone = projection.Places(each for each in known if each.number > cut).undone
-        shared = projection.announcements(each for each in known if each.number <= cut)
+    waiting, met = [(facts, cut, entries)], {facts.run_id}
+    for each, last, given in waiting:  # grows meanwhile
+        known = [*given] or [*read_entries(store, seal, each.run_id)]
+        undone = projection.Places(entry for entry in known if entry.number > last).undone
+        shared = projection.announcements(entry for entry in known if entry.number <= last)
         for number in sorted(undone.keys() & shared.keys()):
             raise errors.ConfigurationError(
-                f"{what}: run {above.run_id!r} has undone step {number} since, which would count "
+                f"{what}: run {each.run_id!r} has undone step {number} since, which would count "
                 "as done. Choose an earlier step (at=), or let the run go on first, which makes "
                 "that call anew"
             )
-        begins = beginning_of_branch(store, seal, above.run_id)
-        cut, entries = min(cut, begins[0] - 1) if begins is not None else cut, ()
-        above = facts_of(store, seal, above.base) if above.base else None
+        for other, branch in ((each.base, each.run_id), (each.superseded, each.superseded)):
+            begins = (
+                beginning_of_branch(store, seal, branch) if other and other not in met else None
+            )
+            its_facts = facts_of(store, seal, other) if begins is not None else None
+            if begins is not None and its_facts is not None:
+                met.add(other)
+                waiting.append((its_facts, min(last, begins[0] - 1), ()))
 
 
 # -- the point at which it resumes ---------------------------------------------------------------

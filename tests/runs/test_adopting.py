@@ -526,6 +526,17 @@ def test_nothing_goes_on_from_what_was_undone():
     assert run.fork().status == "ready"
 
 
+def test_no_fork_goes_on_from_what_the_adopted_branch_has_undone():
+    """What the branch that goes on has undone is not done for a fork of its base either."""
+    run = go_on()
+    heir = adopted(run)
+    go_on()
+    assert undone(heir) == ["b hotel", "flight"]
+    with pytest.raises(stepwise.ConfigurationError, match=f"'{heir.id}' has undone step 1"):
+        run.fork(at=1)
+    assert run.fork(at=0).status == "ready"
+
+
 def test_the_variables_of_a_branch_are_not_lost():
     """A branch that would have to begin at the top says which variables that would lose."""
     run = agent.options(run_id="base").execute("tides")
