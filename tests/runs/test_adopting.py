@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import random
 import signal
 
 import pytest
 from click.testing import CliRunner
 from harness import python
 from supervised import Staying, until
+from sweeping import SEED, size
 
 import stepwise
 from stepwise import cli, step, tool, workflow
@@ -511,6 +513,34 @@ def test_an_adopted_branch_that_fails_undoes_what_it_shares():
     assert (undone(branch.run), undone(run)) == ([], ["a hotel"])
 
 
+@workflow(retention="all")
+async def planned(plan, model="a"):
+    for number, part in enumerate(plan):
+        what = f"{model} {number}"
+        if part == "gather":
+            await asyncio.gather(async_leg(f"{what} left"), async_leg(f"{what} right"))
+        else:
+            await either(parts[part](what))
+        think(number)
+
+
+@pytest.mark.parametrize("seed", range(size(4, 400)))
+def test_random_chains_undo_each_side_effect_once(seed):
+    """However branches were adopted, and in whatever order they are undone: each effect once."""
+    rnd = random.Random(f"{SEED} {seed}")
+    plan = ["step", *rnd.choices([*parts, "gather"], k=rnd.randint(1, 3))]
+    runs = [go_on(planned, plan)]
+    for model in "bcd"[: rnd.randint(1, 3)]:
+        at = rnd.choice([each.number for each in runs[-1].steps])
+        [branch] = runs[-1].branch(at, [{"model": model}], effects="collect")
+        branch.adopt()
+        runs.append(go_on(planned, plan))
+        assert runs[-1] == branch.run
+    made = [what for _, what in calls]
+    runs += rnd.sample(runs, len(runs))
+    assert sorted(what for run in runs for what in undone(run)) == sorted(made)
+
+
 def test_nothing_goes_on_from_what_was_undone():
     """What was undone is neither adopted, branched nor forked as if it were done."""
     run = go_on()
@@ -648,7 +678,7 @@ def reports(topic, model="a"):
     return send(f"{model} {found} {news}")
 
 
-@pytest.mark.parametrize("way", ["up", "recover", "start"])
+@pytest.mark.parametrize("way", ["recover", "start", "up"])
 def test_whoever_goes_on_finishes_an_adoption(way, monkeypatch):
     """``stepwise up``, ``recover`` and a call finish a half-done adoption, and then go on."""
     with pytest.raises(stepwise.RunSuspended):
