@@ -671,6 +671,40 @@ def test_a_resume_finishes_an_adoption(tmp_path, named):
     assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides", "SENT c a tides"]
 
 
+COPY = """
+import os, signal, stepwise
+from stepwise._runs import copying
+write, done = copying._StoreEntry._write, []
+def counted(*given):
+    done.append(1)
+    if len(done) == int(os.environ["KILL"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(*given)
+copying._StoreEntry._write = counted
+stepwise.get_run("base").copy_to("disk:there")
+"""
+
+
+@pytest.mark.parametrize("write", ["2", "3", "6"])
+def test_killed_while_a_superseded_base_is_copied(tmp_path, write):
+    """A copy that was cut off begins nothing anew, and the same command copies the rest."""
+    (tmp_path / "program.py").write_text(SCRIPT, encoding="utf-8")
+    assert python("program.py", cwd=tmp_path).stdout.strip() == "sent a a tides"
+    there = {**os.environ, "STEPWISE_STORE": f"disk:{tmp_path / 'there'}"}
+    adopts = "stepwise.get_run('base').branch(at=1, effects='collect')[0].adopt()"
+    done = python("-c", f"import program, stepwise; {adopts}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    died = python("-c", COPY, cwd=tmp_path, env={**os.environ, "KILL": write})
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    refused = python("program.py", cwd=tmp_path, env=there)
+    assert "is a copy that is not whole" in refused.stderr
+    done = python("-c", COPY, cwd=tmp_path, env={**os.environ, "KILL": "0"})
+    assert done.returncode == 0, done.stderr
+    said = python("program.py", cwd=tmp_path, env=there).stdout.strip()
+    assert said == stepwise.get_run("base").superseded_by
+    assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides"]
+
+
 @workflow(retention="all")
 def reports(topic, model="a"):
     found = think(topic)
