@@ -75,7 +75,8 @@ class BranchPoint:
             why = f"it is a child run of {facts.parent!r}" if facts.parent else "it was pruned"
             raise ConfigurationError(f"run {run.id!r} cannot have branches, since {why}")
         self.cut, self.loaded = point_of(self.source, self._change(at), {})
-        refuse_undone(self.source.entries, self.cut, f"run {run.id!r} cannot be branched there")
+        what = f"run {run.id!r} cannot be branched there"
+        refuse_undone(run.store, run._seal, facts, self.cut, what, self.source.entries)
 
     @property
     def facts(self) -> RunFacts:
@@ -400,7 +401,7 @@ def adopt(run: Any) -> None:
                         f"stepwise.get_run({base!r}).compensate()"
                     )
                 cut = next(iter(run.store.read(run.id)))[0] - 1
-                refuse_undone(entries, cut, what)
+                refuse_undone(run.store, run._seal, above, cut, what, entries)
                 of_base.append((record, b""), head=superseded(above, record))
         if above is not None:  # before the branch is adopted: no call of the base looks again then
             forward(run.store, run._seal, base)

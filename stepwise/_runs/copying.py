@@ -470,7 +470,7 @@ class Copier:
             if lacking and not self._messages:
                 self._refuse_messages(name, lacking)
             if lacking and not self._dry_run:
-                self._write(entries, epoch)
+                self._write(entries, epoch, given)
         self._list(name)
         below = {each.run_id for each in lacking} - {name}
         records, size = (sum(each.records for each in entries), sum(each.size for each in entries))
@@ -518,13 +518,17 @@ class Copier:
             )
         return facts
 
-    def _write(self, entries: list[_StoreEntry], epoch: int) -> None:
+    def _write(self, entries: list[_StoreEntry], epoch: int, given: str) -> None:
         """Write a run with its inbox and its child runs.
 
-        The run comes first, marked as incomplete, so that no process starts it over.  It is
-        complete once its child runs are.
+        The run that was asked for comes first, marked as incomplete, so that no process starts it
+        over.  It is complete once its child runs are.
         """
         top = entries[0]
+        for each in entries[1:]:
+            if each.name == given and not each.is_whole:  # the base of a branch that goes on
+                with self._held(self.target, given, _PATIENCE) as of_it:
+                    each.begin(of_it)
         top.begin(epoch)
         known = {each.name for each in entries}
         inboxes = {

@@ -40,11 +40,13 @@ from stepwise._journal.journal import (
     SHARED,
     Lost,
     Position,
+    beginning_of_branch,
     facts_of,
     holds,
     names_beside,
     owned_journal,
     read,
+    read_entries,
     rows_of,
 )
 from stepwise._journal.lease import Lease
@@ -105,7 +107,8 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
         )
     results = {source.number_of(step): value for step, value in change.results.items()}
     cut, loaded = point_of(source, change, results)
-    refuse_undone(source.entries, cut, f"run {run_id!r} cannot be forked there")
+    what = f"run {run_id!r} cannot be forked there"
+    refuse_undone(store, seal, source.facts, cut, what, source.entries)
     if not change.messages:
         _refuse_messages(source, cut, loaded)
     _NewRun(source, new_id, cut, loaded).copy(change.variables, results)
@@ -153,22 +156,42 @@ def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
         )
 
 
-def refuse_undone(entries: Collection[records.Entry], cut: int, what: str) -> None:
-    """Refuse to go on from side effects that were undone later.
+def refuse_undone(
+    store: Store,
+    seal: Seal,
+    facts: records.RunFacts,
+    cut: int,
+    what: str,
+    entries: Iterable[records.Entry] = (),
+) -> None:
+    """Refuse to go on from side effects that were undone later, by whichever run shares them.
 
     Args:
         what: cannot be done, for the message.
+        entries: the records of the run, if the caller has them.
 
     Raises:
         ConfigurationError: a call up to record ``cut`` was undone behind it.
     """
-    undone = projection.Places(each for each in entries if each.number > cut).undone
-    shared = projection.announcements(each for each in entries if each.number <= cut)
-    for number in sorted(undone.keys() & shared.keys()):
-        raise errors.ConfigurationError(
-            f"{what}: step {number} was undone since, and would count as done. Choose an earlier "
-            "step (at=), or let the run go on first, which makes that call anew"
-        )
+    waiting, met = [(facts, cut, entries)], {facts.run_id}
+    for each, last, given in waiting:  # grows meanwhile
+        known = [*given] or [*read_entries(store, seal, each.run_id)]
+        undone = projection.Places(entry for entry in known if entry.number > last).undone
+        shared = projection.announcements(entry for entry in known if entry.number <= last)
+        for number in sorted(undone.keys() & shared.keys()):
+            raise errors.ConfigurationError(
+                f"{what}: run {each.run_id!r} has undone step {number} since, which would count "
+                "as done. Choose an earlier step (at=), or let the run go on first, which makes "
+                "that call anew"
+            )
+        for other, branch in ((each.base, each.run_id), (each.superseded, each.superseded)):
+            begins = (
+                beginning_of_branch(store, seal, branch) if other and other not in met else None
+            )
+            its_facts = facts_of(store, seal, other) if begins is not None else None
+            if begins is not None and its_facts is not None:
+                met.add(other)
+                waiting.append((its_facts, min(last, begins[0] - 1), ()))
 
 
 # -- the point at which it resumes ---------------------------------------------------------------

@@ -1565,6 +1565,8 @@ class TopLevel(WorkflowCall):
         self.leave_turn()
         self.run_id = branch.id
         self._meant = self._meant._replace(run_id=branch.id)
+        if self.meant is not None:  # adopting it was a change
+            self.meant = None
 
     def leave_turn(self) -> None:
         """Give the turn of the run to another one."""

@@ -137,7 +137,8 @@ def _version_of(judge: CalledFunction) -> tuple[str, list[object]]:
         definition = judge.function.definition
         function, name = definition.function, definition.full_name
         code = version_of(function, definition.source).id
-    held, unknown = whole([function, judge.args, dict(judge.kwargs)])
+    instance = getattr(judge.function, "__self__", None)  # of a workflow that is a method
+    held, unknown = whole([function, instance, judge.args, dict(judge.kwargs)])
     return digest.combine(name, code, held), [each for each in unknown if type(each) not in _LOCKS]
 
 

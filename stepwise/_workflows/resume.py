@@ -320,7 +320,7 @@ def cannot_replay(journal: Journal, facts: RunFacts, why: str) -> CodeChangedErr
         so = f"a replay from the top would lose {lost}"
     return CodeChangedError(
         f"run {facts.run_id!r} cannot resume: {why or 'earlier calls have to be made again'}, and "
-        f"{so}. Bring back the code as it was, or start over: "
+        f"{so}. {'Bring back the code as it was, or start' if why else 'Start'} over: "
         f"stepwise forget {shell_word(facts.run_id)}",
         run_id=facts.run_id,
     )

@@ -374,7 +374,7 @@ _FORKS = [
     _mutant(
         "compensating a fork undoes the child runs of its source",
         "_calls/compensation.py",
-        "if facts.forked_from and its_facts.parent != facts.run_id:",
+        "if facts.forked_from and its_facts.parent not in effects.whose:",
         "if False:",
         "test_fork.py::test_what_is_shared_is_not_undone",
     ),
@@ -493,6 +493,34 @@ _LATER = [  # drawn after the others were guarded
         "if other.branch != call.branch or self._is_of_other_code(other, call):",
         "if self._is_of_other_code(other, call):",
         "test_graph.py::test_a_branch_does_not_get_what_another_one_was_given",
+    ),
+    _mutant(
+        "a base undoes what its adopted branch goes on from",
+        "_calls/compensation.py",
+        "            and (self.announced[each.call.number].number > last or self.heir_of(each))\n",
+        "",
+        "test_adopting.py::test_what_a_branch_shares_is_undone_once",
+    ),
+    _mutant(
+        "a branch whose adoption was cut off goes on as if nobody had adopted it",
+        "_workflows/begin.py",
+        "if branch or journals.is_half_adopted(call.store, seal, facts):",
+        "if branch:",
+        "test_adopting.py::test_whoever_goes_on_finishes_an_adoption",
+    ),
+    _mutant(
+        "a branch that replays from the top loses its variables",
+        "_workflows/resume.py",
+        "        if not lost:\n",
+        "        if True:\n",
+        "test_adopting.py::test_the_variables_of_a_branch_are_not_lost",
+    ),
+    _mutant(
+        "a score is answered by that of another object",
+        "_workflows/evaluation.py",
+        "digest.combine(name, code, held)",
+        "digest.combine(name, code)",
+        "test_evaluation.py::test_another_object_scores_anew",
     ),
     _mutant(
         "a call is still said to be a recorded act that was undone",

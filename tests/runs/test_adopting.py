@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import random
 import signal
 
 import pytest
 from click.testing import CliRunner
 from harness import python
 from supervised import Staying, until
+from sweeping import SEED, size
 
 import stepwise
 from stepwise import cli, step, tool, workflow
@@ -511,17 +513,58 @@ def test_an_adopted_branch_that_fails_undoes_what_it_shares():
     assert (undone(branch.run), undone(run)) == ([], ["a hotel"])
 
 
+@workflow(retention="all")
+async def planned(plan, model="a"):
+    for number, part in enumerate(plan):
+        what = f"{model} {number}"
+        if part == "gather":
+            await asyncio.gather(async_leg(f"{what} left"), async_leg(f"{what} right"))
+        else:
+            await either(parts[part](what))
+        think(number)
+
+
+@pytest.mark.parametrize("seed", range(size(4, 400)))
+def test_random_chains_undo_each_side_effect_once(seed):
+    """However branches were adopted, and in whatever order they are undone: each effect once."""
+    rnd = random.Random(f"{SEED} {seed}")
+    plan = ["step", *rnd.choices([*parts, "gather"], k=rnd.randint(1, 3))]
+    runs = [go_on(planned, plan)]
+    for model in "bcd"[: rnd.randint(1, 3)]:
+        at = rnd.choice([each.number for each in runs[-1].steps])
+        [branch] = runs[-1].branch(at, [{"model": model}], effects="collect")
+        branch.adopt()
+        runs.append(go_on(planned, plan))
+        assert runs[-1] == branch.run
+    made = [what for _, what in calls]
+    runs += rnd.sample(runs, len(runs))
+    assert sorted(what for run in runs for what in undone(run)) == sorted(made)
+
+
 def test_nothing_goes_on_from_what_was_undone():
     """What was undone is neither adopted, branched nor forked as if it were done."""
     run = go_on()
     [branch] = run.branch(at=1, variations=[{"model": "b"}], effects="collect")
+    [below] = branch.run.branch(at=1, effects="collect")
     assert undone(run) == ["a hotel", "flight"]
-    for refuse in (branch.adopt, run.branch, lambda: run.fork(at=1)):
-        with pytest.raises(stepwise.ConfigurationError, match="step 1 was undone since"):
+    again = branch.run.branch
+    for refuse in (branch.adopt, below.adopt, run.branch, again, lambda: run.fork(at=1)):
+        with pytest.raises(stepwise.ConfigurationError, match="'base' has undone step 1 since"):
             refuse()
     assert run.superseded_by is None
     go_on()
     assert run.fork().status == "ready"
+
+
+def test_no_fork_goes_on_from_what_the_adopted_branch_has_undone():
+    """What the branch that goes on has undone is not done for a fork of its base either."""
+    run = go_on()
+    heir = adopted(run)
+    go_on()
+    assert undone(heir) == ["b hotel", "flight"]
+    with pytest.raises(stepwise.ConfigurationError, match=f"'{heir.id}' has undone step 1"):
+        run.fork(at=1)
+    assert run.fork(at=0).status == "ready"
 
 
 def test_the_variables_of_a_branch_are_not_lost():
@@ -627,6 +670,40 @@ def test_a_resume_finishes_an_adoption(tmp_path, named):
     assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides", "SENT c a tides"]
 
 
+COPY = """
+import os, signal, stepwise
+from stepwise._runs import copying
+write, done = copying._StoreEntry._write, []
+def counted(*given):
+    done.append(1)
+    if len(done) == int(os.environ["KILL"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(*given)
+copying._StoreEntry._write = counted
+stepwise.get_run("base").copy_to("disk:there")
+"""
+
+
+@pytest.mark.parametrize("write", ["2", "3", "6"])
+def test_killed_while_a_superseded_base_is_copied(tmp_path, write):
+    """A copy that was cut off begins nothing anew, and the same command copies the rest."""
+    (tmp_path / "program.py").write_text(SCRIPT, encoding="utf-8")
+    assert python("program.py", cwd=tmp_path).stdout.strip() == "sent a a tides"
+    there = {**os.environ, "STEPWISE_STORE": f"disk:{tmp_path / 'there'}"}
+    adopts = "stepwise.get_run('base').branch(at=1, effects='collect')[0].adopt()"
+    done = python("-c", f"import program, stepwise; {adopts}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    died = python("-c", COPY, cwd=tmp_path, env={**os.environ, "KILL": write})
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    refused = python("program.py", cwd=tmp_path, env=there)
+    assert "is a copy that is not whole" in refused.stderr
+    done = python("-c", COPY, cwd=tmp_path, env={**os.environ, "KILL": "0"})
+    assert done.returncode == 0, done.stderr
+    said = python("program.py", cwd=tmp_path, env=there).stdout.strip()
+    assert said == stepwise.get_run("base").superseded_by
+    assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides"]
+
+
 @workflow(retention="all")
 def reports(topic, model="a"):
     found = think(topic)
@@ -634,8 +711,9 @@ def reports(topic, model="a"):
     return send(f"{model} {found} {news}")
 
 
-def test_a_supervisor_finishes_an_adoption(monkeypatch):
-    """``stepwise up`` finishes a half-done adoption before it goes on with the branch."""
+@pytest.mark.parametrize("way", ["recover", "start", "up"])
+def test_whoever_goes_on_finishes_an_adoption(way, monkeypatch):
+    """``stepwise up``, ``recover`` and a call finish a half-done adoption, and then go on."""
     with pytest.raises(stepwise.RunSuspended):
         reports.options(run_id="base")("tides")
     run = stepwise.get_run("base")
@@ -643,9 +721,14 @@ def test_a_supervisor_finishes_an_adoption(monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("stepwise._runs.branching.Adopted", stopped)
         branch.adopt()
-    with Staying():
+    if way == "up":
+        with Staying():
+            run.send("news", "at last")
+            until(lambda: branch.run.status == "completed")
+    else:
         run.send("news", "at last")
-        until(lambda: branch.run.status == "completed")
+        ways = {"recover": stepwise.recover, "start": lambda: [branch.run.resume()]}
+        assert [each.result() for each in ways[way]()] == ["sent b about tides at last"]
     assert calls == ["b about tides at last"]
 
 

@@ -188,6 +188,14 @@ class Scale:
 
     __call__ = score
 
+    @workflow
+    def flow(self, text):
+        return self.by
+
+    @step
+    def step(self, text):
+        return self.by
+
 
 def through(function):
     return lambda text: function(text) + 0
@@ -196,6 +204,8 @@ def through(function):
 JUDGES = {
     "a method": lambda by: Scale(by, threading.Lock()).score,
     "an object": lambda by: Scale(by, None),
+    "a workflow": lambda by: Scale(by, None).flow,
+    "a step": lambda by: Scale(by, threading.Lock()).step,
     "a partial": lambda by: functools.partial(Scale.score, Scale(by, threading.RLock())),
     "a captured method": lambda by: through(Scale(by, threading.Lock()).score),
     "captured code": lambda by: through((lambda _: 1) if by == 1 else (lambda _: 2)),
