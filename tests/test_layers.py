@@ -534,7 +534,7 @@ ENTERED = {
     "a step without a checkpoint": 28,
     "a step with its checkpoint": 37,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 70,
+    "a resume, to the end of its run": 69,
     "an approved tool, its owner's side": 60,  # 59 if the answer comes at once
     "an instrumented model call": 48,
 }
