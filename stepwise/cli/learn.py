@@ -188,12 +188,15 @@ def _run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
+        if kill_after:  # who reads comes first: the kill is to hit the step whose line was read
+            os.setpriority(os.PRIO_PROCESS, process.pid, 19)
         for line in process.stdout:
-            _say(f"  {line}", as_json, nl=False)
             if line.startswith("["):
                 steps.append(line.strip())
             if kill_after and len(steps) == kill_after:
                 process.kill()
+            _say(f"  {line}", as_json, nl=False)
+            if kill_after and len(steps) == kill_after:
                 break
     return steps
 

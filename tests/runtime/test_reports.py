@@ -137,6 +137,7 @@ def test_texts_are_made_under_the_guard():
         "error_text",
         "join",
         "describe_owner",
+        "noun",
         "shell_word",
         "_forget",
         "_told",
