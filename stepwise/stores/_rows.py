@@ -357,6 +357,10 @@ _REPLACE = (
 _DIGITS = 12  # in a record's number
 
 
+class _Connection(sqlite3.Connection):
+    """A connection of ours, which is no twin of a connection that the user's steps are given."""
+
+
 class Rows:
     """The open database of a store, which writes in transactions only.
 
@@ -453,6 +457,7 @@ class Rows:
             isolation_level=None,
             check_same_thread=False,
             uri=self.to_read,
+            factory=_Connection,
         )
         connection.text_factory = _text
         try:

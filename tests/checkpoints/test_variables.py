@@ -433,6 +433,22 @@ RULES = {
 
         run = lambda: read(io.StringIO("a\\nb\\nc\\n"), Notes("1\\n2\\n3\\n"))
     """,
+    "a connection that a side effect is given": """
+        import sqlite3
+
+        @stepwise.resource
+        def connect():
+            return sqlite3.connect(":memory:")
+
+        @tool(side_effect=True, in_doubt="retry")
+        def read(line, number):
+            return work(number)
+
+        @workflow
+        def run():
+            line = connect()
+            return [read(line, 1), read(line, 2), read(line, 3)]
+    """,
     "a resource that takes no weak reference": """
         import sqlite3
 
