@@ -332,7 +332,7 @@ def test_an_edited_prompt_in_an_instance_is_a_new_call():
     """A plain step of an agent whose prompt was edited runs again."""
     with Calls(EDITED) as program:
         program.crash()
-        program.edit("PROMPT", "another")
+        program.edit(("PROMPT", "another"))
         assert program.rerun() == "another: 1"
 
 
