@@ -553,8 +553,8 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "a freed cell is no place for another one",
         "stores/_cells.py",
-        "if not any(data[place : place + KEY]):",
-        "if place >= len(data):",
+        "not any(data[place : place + KEY])",
+        "place >= len(data)",
         "test_file_cells.py::test_a_removed_cell_is_filled_again",
     ),
     _mutant(
