@@ -357,7 +357,7 @@ _REPLACE = (
 _DIGITS = 12  # in a record's number
 
 
-class _Connection(sqlite3.Connection):
+class _StoreConnection(sqlite3.Connection):
     """A connection of ours, which is no twin of a connection that the user's steps are given."""
 
 
@@ -457,7 +457,7 @@ class Rows:
             isolation_level=None,
             check_same_thread=False,
             uri=self.to_read,
-            factory=_Connection,
+            factory=_StoreConnection,
         )
         connection.text_factory = _text
         try:
