@@ -329,6 +329,9 @@ class DebuggedFrame(WorkflowFrame):
         self.opened.arrive(sys._getframe(1))
         return 0
 
+    def caught_up(self) -> None:
+        """Take no checkpoint, since nothing is recorded before the run goes on for real."""
+
     def go(self, number: int) -> None:
         """Take the run up for real, if it is not yet: a statement of the workflow begins.
 

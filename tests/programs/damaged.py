@@ -118,7 +118,7 @@ def let_the_disk_fail():
     for name in OPERATIONS:
         setattr(os, name, failing(name))
     connect = sqlite3.connect
-    sqlite3.connect = lambda *args, **kwargs: connect(*args, factory=Failing, **kwargs)
+    sqlite3.connect = lambda *args, **kwargs: connect(*args, **{**kwargs, "factory": Failing})
 
 
 # -- a library that does not look ----------------------------------------------------------------

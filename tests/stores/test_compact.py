@@ -49,8 +49,7 @@ def test_the_space_of_deleted_runs_is_given_back(filled, monkeypatch, capsys):
     store, small = filled
     monkeypatch.setattr(maintain, "_MUCH", 1_000_000)
     stepwise.configure(store=store.url)
-    how = {"limit": None, "streams": False, "dry_run": False, "as_json": False}
-    maintain.prune(seconds=0.0, keep=9, **how)
+    maintain.prune.callback(0.0, keep=9, streams=False, dry_run=False, as_json=False)
     assert "MB are free in the store for later runs; to give them" in capsys.readouterr().err
     before, free = size(store), store.free()
     assert free > 4_000_000
