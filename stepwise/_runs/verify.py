@@ -334,9 +334,8 @@ def repair(store: Store, seal: Seal, run_id: str, *, accept_loss: bool = False) 
     if before.ok:
         return before
     if not (before.records or before.lost) and (accept_loss or not before.effects):
-        delete_runs(
-            store, seal, [run_id]
-        )  # only marks are left: the next start begins from scratch
+        # Only marks are left: the next start begins from scratch.
+        delete_runs(store, seal, [run_id])
         return Verification(run_id, records=0, checkpoints=0)
     with journals.owned_journal(store, seal, run_id) as journal:
         facts = journals.facts_of(store, seal, run_id)
