@@ -403,17 +403,18 @@ def adopt(run: Any) -> None:
                 cut = next(iter(run.store.read(run.id)))[0] - 1
                 refuse_undone(run.store, run._seal, above, cut, what, entries)
                 of_base.append((record, b""), head=superseded(above, record))
-        if above is not None:  # before the branch is adopted: no call of the base looks again then
+        # Before the branch is adopted: a call of either run ends what a kill cut off up to then.
+        if above is not None:
             forward(run.store, run._seal, base)
+        for run_id in branches_of(run.store, run._seal, base):
+            if run_id != run.id:
+                _close(type(run)(run.store, run_id, run._seal), f"branch {run.id} was adopted")
         if facts.effects != ADOPTED:
             head = facts._replace(effects=ADOPTED, tally=None)
             journal.append((Adopted(who, now), b""), head=head)
     if above is not None:
         for each in (base, run.id):  # whoever waits for either goes on as the branch
             Bell(run.store, run._seal).ring(each)
-    for run_id in branches_of(run.store, run._seal, base):
-        if run_id != run.id:
-            _close(type(run)(run.store, run_id, run._seal), f"branch {run.id} was adopted")
 
 
 def _close(other: Any, why: str) -> None:

@@ -646,8 +646,7 @@ def test_killed_while_adopting(tmp_path, place):
     others = [each for each in stepwise.runs() if each.id not in ("base", said)]
     answer(branch)
     assert python("program.py", cwd=tmp_path).stdout.strip() == "sent c a tides"
-    stepwise.RunBranch(branch, {}).adopt()
-    assert {each.status for each in others} <= {"cancelled", "cancelling"}
+    assert {each.status for each in others} == {"cancelled"}
     assert (tmp_path / "log").read_text().splitlines() == ["SENT a a tides", "SENT c a tides"]
 
 
