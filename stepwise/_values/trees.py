@@ -100,9 +100,6 @@ _looked_at: dict[str, int] = {}
 _names: dict[str, tuple[int, dict[int, str]]] = {}
 """The names in a module by the ids of the named objects, and how many names there were."""
 
-_imports: dict[str, tuple[Mapping[str, Any], int, Sequence[str]]] = {}
-"""The namespace of a module, how many names it had, and the foreign modules in it then."""
-
 _in_classes: dict[int, tuple[object, str, str]] = {}
 """Sentinels that classes hold (``class Config: UNSET = object()``), with module and dotted name."""
 
@@ -123,12 +120,7 @@ def look_for(namespace: Mapping[str, Any]) -> None:
 
     The class of a sentinel may be from yet another module, so the class alone does not find it.
     """
-    own = str(namespace.get("__name__"))
-    known, size, imported = _imports.get(own, (None, 0, ()))
-    if known is not namespace or size != len(namespace):
-        imported = _imported(namespace)
-        _imports[own] = namespace, len(namespace), imported
-    for name in (own, *imported):
+    for name in (str(namespace.get("__name__")), *_imported(namespace)):
         module = sys.modules.get(name)
         if module is None or _looked_at.get(name) == len(vars(module)):
             continue

@@ -183,7 +183,7 @@ class RequestKind(NamedTuple):
 
 
 class Instrumented:
-    """What ``instrument()`` was told of the requests to models.
+    """The options of ``instrument()`` for requests to models.
 
     Attributes:
         kind: the kind of those of all clients; ``None`` unless they are recorded.
