@@ -209,9 +209,9 @@ class Emissions:
                 stream.next = max(stream.next, following)
             self._take_in(batch, digests)
             self._log.at, self._log.withdrew = Position(number, batch.link), batch.last_withdrawing
-        gone = self._log.gone(self._log.at.last)
-        if gone:
-            lost, self._log.at = lost + len(gone), Position(gone[-1], None)
+        last = self._log.acknowledged()
+        if last > self._log.at.last:
+            lost, self._log.at = lost + last - self._log.at.last, Position(last, None)
         if lost:
             for stream in self._streams.values():
                 stream.next += SKIPPED * lost

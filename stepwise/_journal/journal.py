@@ -927,6 +927,7 @@ class Journal:
         self.tail = self.unknown_effects = 0
         self._other = False
         self._tolerant = tolerant
+        marked = newest_mark(self.store, self.seal, self.run_id)  # first: its owner may write
         entries: list[records.Entry] = []
         for entry, at in read(self.store, self.seal, self.run_id, start):
             self._at = at
@@ -944,9 +945,9 @@ class Journal:
         self.lost = [number for number in self.lost if number not in known]
         if not tolerant and self._at.last:
             self._refuse_half()
-        self._compare_marks()
+        self._compare_marks(marked)
         if self.lost or self.tail:
-            self._assess(entries, start or Position())
+            self._assess(entries, start or Position(), marked)
         return entries
 
     def count(self, entry: records.Entry) -> None:
@@ -1189,9 +1190,8 @@ class Journal:
 
     # -- lost records ----------------------------------------------------------------------------
 
-    def _compare_marks(self) -> None:
+    def _compare_marks(self, marked: Mark) -> None:
         at = self._at
-        marked = newest_mark(self.store, self.seal, self.run_id)
         last, effects, _ = marked
         self.tail = max(0, last - at.last)
         if not self.tail and is_another_history(self.store, self.seal, self.run_id, marked, at):
@@ -1212,15 +1212,14 @@ class Journal:
             )
         self._tell(f"{where}, though {last} were acknowledged; the missing steps run again")
 
-    def _assess(self, entries: list[records.Entry], start: Position) -> None:
+    def _assess(self, entries: list[records.Entry], start: Position, marked: Mark) -> None:
         """Count the lost intents that have no outcome and that no person has given up."""
         seen = effects_seen(entries)
-        marked_last, marked, _ = newest_mark(self.store, self.seal, self.run_id)
-        total = max(self._at.effects, marked) - start.effects
+        total = max(self._at.effects, marked.effects) - start.effects
         self.unknown_effects = max(int(self._other), total - seen)
         if not self.lost:
             return
-        if not marked_last and (self._at.link is None or self.lost[-1] > self._at.last):
+        if not marked.last and (self._at.link is None or self.lost[-1] > self._at.last):
             self.unknown_effects += 1  # the kind of the last record is unknown
         numbers = ", ".join(map(str, self.lost[:10])) + (", ..." if len(self.lost) > 10 else "")
         self._tell(

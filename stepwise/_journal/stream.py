@@ -154,9 +154,12 @@ class StreamLog:
                 found, there = batch, batch.number
         return found
 
-    def gone(self, last: int) -> range:
-        """Return the numbers of acknowledged batches after the last one that is there."""
-        return range(last + 1, newest_mark(self.store, self.seal, self.name).last + 1)
+    def acknowledged(self) -> int:
+        """Return the number of the newest acknowledged batch.
+
+        Whoever reads without the lease asks for it first: others may write in between.
+        """
+        return newest_mark(self.store, self.seal, self.name).last
 
     def start(self) -> Position:
         """Return the position after which the log begins."""
@@ -185,7 +188,7 @@ class StreamLog:
                     at, lost = Position(number, None), lost + 1
                 else:
                     at, lost, firsts = Position(number, batch.link), 0, batch.after()
-            for number in self.gone(at.last):
+            for number in range(at.last + 1, self.acknowledged() + 1):
                 at, lost = Position(number, None), lost + 1
             firsts = {name: following + SKIPPED * lost for name, following in firsts.items()}
             log.append(epoch, LogEnd(at), [([firsts, 0, []], b"")], instead=True)

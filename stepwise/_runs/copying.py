@@ -79,6 +79,7 @@ class _StoreEntry:
 
     Attributes, as :meth:`compare` found them:
         end: the end of the source.
+        marked: the newest mark of the source from before its records were read.
         before: the position before the first record that the target lacks.
         records, size: the number of these records, and the bytes of records and objects.
         put, drop: the names of objects that are missing or different, and of objects to delete.
@@ -97,6 +98,7 @@ class _StoreEntry:
         self._restored = copier.restored
         self.end = self.before = journals.Position()
         self.records = self.size = 0
+        self.marked = journals.Mark()
         self.put, self.drop = list[str](), list[str]()
         self.ahead = self.is_whole = False
 
@@ -119,7 +121,7 @@ class _StoreEntry:
         if self.source.get(self.name, journals.COPYING) is not None:
             way = "give the command again that made it"
             raise self._damaged(self.source, "it is a copy that is not whole itself", way)
-        marked = journals.newest_mark(self.source, self.seal, self.name)
+        marked = self.marked = journals.newest_mark(self.source, self.seal, self.name)
         half = self.target.get(self.name, journals.COPYING) is not None
         there = journals.newest_mark(self.target, self.seal, self.name)
         their_end = self._compare_records(half)
@@ -323,8 +325,8 @@ class _StoreEntry:
             raise self._damaged(self.target, "it does not give back what was written to it")
 
     def _mark(self) -> bytes:
-        """Return the newest mark of the source; empty if the target is ahead."""
-        last, effects, link = journals.newest_mark(self.source, self.seal, self.name)
+        """Return the newest mark of what is copied; empty if the target is ahead."""
+        last, effects, link = self.marked
         if self.ahead or not last:
             return b""
         return journals.mark(self.seal, self.name, journals.Position(last, link, effects))

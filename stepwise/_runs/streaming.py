@@ -170,9 +170,12 @@ class RunStream:
             head = read_head(self._log.store, self._log.seal, self._log.run_id)
             facts = head[0] if head is not None else self._facts()
             status = "superseded" if facts.superseded else facts.status
+            is_over = status in (*OVER, "superseded")
+            # The last batch is written after the head of the end, perhaps while this is read.
+            acknowledged = self._log.acknowledged() if is_over else 0
             yield from self._available()
-            if status in (*OVER, "superseded"):
-                if self._log.gone(self._read):
+            if is_over:
+                if self._read < acknowledged:
                     raise self._damaged(self._read + 1)
                 yield StreamItem(self._next - 1, "end", status)
                 return

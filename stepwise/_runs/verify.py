@@ -253,7 +253,9 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     inbox = Inbox(store, seal, run_id)
     inbox.look(tolerant=True)
     beside = _damaged_beside(store, seal, run_id)
-    batches = {n: batch is None for n, batch in StreamLog(store, seal, run_id).batches()}
+    log = StreamLog(store, seal, run_id)
+    acknowledged = log.acknowledged()  # first: the run may go on
+    batches = {n: batch is None for n, batch in log.batches()}
     lost_batches, last = [n for n, is_lost in batches.items() if is_lost], max(batches, default=0)
     return Verification(
         run_id,
@@ -268,7 +270,7 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
         messages=len(inbox.messages),
         lost_messages=tuple(inbox.all_lost()),
         batches=len(batches) - len(lost_batches),
-        lost_batches=(*lost_batches, *StreamLog(store, seal, run_id).gone(last)),
+        lost_batches=(*lost_batches, *range(last + 1, acknowledged + 1)),
         damaged_steps=tuple(sorted({call for call in beside.values() if call is not None})),
         damaged_versions=sum(name.startswith(CODE) for name in beside),
     )

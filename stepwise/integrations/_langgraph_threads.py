@@ -631,10 +631,10 @@ class ThreadStore:
 
     def _compare(self, known: _Known, log: SealedLog) -> None:
         """Note acknowledged records that are missing from the end."""
-        while log.missing(known.end):
+        while gone := log.missing(known.end):
             found = log.read(known.end)  # unless they were written since
             if found is None or found[1] == known.end:
-                known.thread.gone = log.missing(known.end)
+                known.thread.gone = gone
                 return
             entries, known.end = found
             for each in entries:

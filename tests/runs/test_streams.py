@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import emit, step, workflow
-from stepwise._journal.journal import seal_for
-from stepwise._journal.stream import AGAIN, SAID, WITHDRAWN, StreamLog, StreamWriter
+from stepwise._journal.journal import Position, seal_for
+from stepwise._journal.stream import AGAIN, ENDED, SAID, WITHDRAWN, StreamLog, StreamWriter
 from stepwise._runs.streaming import RunStream
 from stepwise.stores import open_store
 
@@ -306,6 +306,32 @@ def test_damage_is_noticed(lost):
     if lost == "a batch":
         assert read(run, 1) == [(2, "item", 2), (2, "end", "completed")]
     assert "of its streams damaged or gone" in str(run.verify().problems)
+
+
+def test_the_last_batch_is_written_after_the_end(monkeypatch):
+    """A batch that comes while a reader reads the rest of a run that has ended is not lost."""
+
+    @workflow(run_id="r")
+    def agent():
+        emit("all")
+
+    run = agent.execute()
+    log = StreamWriter(run.store, seal_for(run.store), "r", fsync=False)
+    *_, (number, last) = log.batches()
+    log.at = Position(number, last.link)
+    stream, store, late = run.stream(), type(run.store), [ENDED]
+    whole = store.read
+
+    def read_slowly(self, name, after=0):
+        yield from whole(self, name, after=after)
+        if name == log.name and late:
+            log.prepare(last.after(), [[late.pop()]], b"", durable=False)
+            log.settle()
+
+    monkeypatch.setattr(store, "read", read_slowly)
+    assert [(each.offset, each.kind) for each in stream] == [(0, "item"), (0, "end")]
+    assert not late
+    log.release()
 
 
 def test_a_value_that_cannot_be_loaded(monkeypatch):

@@ -216,6 +216,35 @@ def test_a_run_of_which_only_the_head_is_left(folder):
             run.fork()
 
 
+def test_a_run_that_goes_on_meanwhile_is_whole(monkeypatch):
+    """What a run records, sends and says while it is verified is not missing from it."""
+    store = disk.DiskStore
+    whole, written, at_work = store.read, [], []
+
+    @workflow(run_id="job")
+    def busy():
+        run = stepwise.get_run("job")
+        think(0)
+        stepwise.emit("before")
+
+        def read_slowly(self, name, after=0):
+            yield from whole(self, name, after=after)
+            if not at_work:
+                written.append(name)
+                at_work.append(name)
+                think(1)
+                send("a")
+                run.send("name")
+                stepwise.emit("x" * 100_000)  # more than waits for a batch
+                at_work.clear()
+
+        monkeypatch.setattr(store, "read", read_slowly)
+        return run.verify().problems, [*written]
+
+    problems, names = busy()
+    assert (problems, len({*names})) == ([], 3)
+
+
 def test_a_run_that_is_executed_is_not_repaired(folder):
     """Repairing needs the run for itself, so it is refused while the run is being executed."""
     damage(folder, [each for each in rows(folder, "o/") if "/checkpoint/" in each][-1])
