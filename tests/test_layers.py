@@ -104,7 +104,7 @@ MAY_IMPORT = {
         "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
     ),
     "mcp": (
-        "_display.terminal _journal.inbox _runs _runtime _values.preview ui._access ui._actions "
+        "_display.words _journal.inbox _runs _runtime _values.preview ui._access ui._actions "
         "ui._reading ui._server"
     ),
     "ui": (

@@ -34,9 +34,15 @@ from stepwise._display.markup import (
     tag,
 )
 from stepwise._display.render import RunShown, usage_text
-from stepwise._display.terminal import duration_text, when
 from stepwise._display.timeline import RunBars, timeline
-from stepwise._display.words import cached_text, resume_text, took_text, tries_text
+from stepwise._display.words import (
+    cached_text,
+    duration_text,
+    resume_text,
+    took_text,
+    tries_text,
+    when,
+)
 from stepwise._runtime.messages import shell_word
 from stepwise.errors import UnreadableValueError
 

@@ -18,9 +18,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise._display.markup import Content, Markup, markup, sheet, tag, whole
-from stepwise._display.terminal import Column, Terminal, duration_text, line_of, one_line, when
+from stepwise._display.terminal import Column, Terminal, line_of, one_line
 from stepwise._display.timeline import did, last_span, placed
-from stepwise._display.words import cached_text, counts_text, result_text, took_text
+from stepwise._display.words import (
+    cached_text,
+    counts_text,
+    duration_text,
+    result_text,
+    took_text,
+    when,
+)
 from stepwise._runtime.messages import printable, publisher, shell_word
 from stepwise.errors import StepwiseError
 

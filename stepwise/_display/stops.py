@@ -8,8 +8,8 @@ from typing import Any
 
 from stepwise._display.markup import Markup, block, tag
 from stepwise._display.render import framed, status_of
-from stepwise._display.terminal import Column, Terminal, Word, line_of, when
-from stepwise._display.words import counts_text, result_text
+from stepwise._display.terminal import Column, Terminal, Word, line_of
+from stepwise._display.words import counts_text, result_text, when
 from stepwise._runtime.messages import printable
 from stepwise._values.preview import NO_SECRETS
 

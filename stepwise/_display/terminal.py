@@ -22,7 +22,6 @@ import os
 import re
 import shutil
 import sys
-import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -213,40 +212,6 @@ def shown_value(value: object, limit: int = 100_000) -> str:
         return printable(repr(value), limit)
     except Exception as error:
         return f"<{type(value).__qualname__}: {type(error).__name__} in repr>"
-
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-
-
-def seconds_in(text: str) -> float | None:
-    """Return the seconds of ``90s``, ``15m``, ``2h``, ``30d`` or ``4w``; ``None`` for others."""
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)\s*([smhdw])", text.strip())
-    return float(match[1]) * _UNITS[match[2]] if match is not None else None
-
-
-def ago(seconds: float) -> str:
-    """Return a past time in words, given the seconds since then."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{max(0.0, seconds):.0f} s ago"
-
-
-def duration_text(seconds: float | None) -> str:
-    """Return a duration in words; empty for ``None``."""
-    if seconds is None:
-        return ""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def when(moment: float) -> str:
-    """Return a moment as local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def is_terminal(stream: Any) -> bool:

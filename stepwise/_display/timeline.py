@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepwise._display.markup import Markup, Rules, tag
-from stepwise._display.terminal import duration_text
 from stepwise._display.words import (
     attempt_text,
     before_text,
     cached_text,
+    duration_text,
     ended_text,
     is_waiting,
     took_text,

@@ -1,14 +1,47 @@
-"""Steps, their attempts, and the attempts of runs in words."""
+"""Times and durations, steps, their attempts, and the attempts of runs in words."""
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from stepwise._display.terminal import duration_text, when
 from stepwise._runtime.messages import count
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _ENDS = {"died": "process died", "completed": "ended"}
+
+
+def seconds_in(text: str) -> float | None:
+    """Return the seconds of ``90s``, ``15m``, ``2h``, ``30d`` or ``4w``; ``None`` for others."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)\s*([smhdw])", text.strip())
+    return float(match[1]) * _UNITS[match[2]] if match is not None else None
+
+
+def ago(seconds: float) -> str:
+    """Return a past time in words, given the seconds since then."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(0.0, seconds):.0f} s ago"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a duration in words; empty for ``None``."""
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def when(moment: float) -> str:
+    """Return a moment as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

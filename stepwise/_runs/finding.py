@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from stepwise._display.terminal import ago, elided, line_of
+from stepwise._display.terminal import elided, line_of
+from stepwise._display.words import ago
 from stepwise._runs.maintenance import store_url
 from stepwise._runs.overview import Overview
 from stepwise._runs.run import Run, each_listed, get_run, listed

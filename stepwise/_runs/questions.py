@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwise._calls.approvals import load_arguments
 from stepwise._display.render import buttons, question_text, questions_html
-from stepwise._display.terminal import when
+from stepwise._display.words import when
 from stepwise._execution.outcomes import settled
 from stepwise._journal import signatures
 from stepwise._journal.inbox import Inbox, Message, this_person

@@ -23,7 +23,7 @@ from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State, load_checkp
 from stepwise._checkpoints.references import Vault
 from stepwise._display.render import answers_to
 from stepwise._display.stops import step_text, why_html, why_text
-from stepwise._display.terminal import ago, duration_text
+from stepwise._display.words import ago, duration_text
 from stepwise._execution.budget import Spent
 from stepwise._execution.outcomes import LoadedOutcome, load_inputs
 from stepwise._execution.suspension import pending

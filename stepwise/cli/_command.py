@@ -16,16 +16,10 @@ from click.shell_completion import CompletionItem
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display import terminal
+from stepwise._display import words
 from stepwise._display.render import usage_text
-from stepwise._display.terminal import (
-    Below,
-    Column,
-    Terminal,
-    Word,
-    duration_text,
-)
-from stepwise._display.words import cached_text, took_text
+from stepwise._display.terminal import Below, Column, Terminal, Word
+from stepwise._display.words import cached_text, duration_text, took_text
 from stepwise._runs.finding import call_text as call_text
 from stepwise._runs.finding import find_run as find_run
 from stepwise._runs.messages import parsed_json
@@ -66,7 +60,7 @@ def note(*parts: str) -> None:
 
 def age(text: str) -> float:
     """Return the seconds of ``90s``, ``15m``, ``2h``, ``30d`` or ``4w``; a bare number is days."""
-    seconds = terminal.seconds_in(text if text[-1:].isalpha() else f"{text}d")
+    seconds = words.seconds_in(text if text[-1:].isalpha() else f"{text}d")
     if seconds is None:
         raise click.BadParameter(f"{text!r} is not a duration; write 90s, 15m, 2h, 30d or 4w")
     return seconds
@@ -143,7 +137,7 @@ def _json(value: Any, indent: str) -> str:
 
 def ago(moment: float) -> str:
     """Return how long ago a moment was."""
-    return terminal.ago(time.time() - moment)
+    return words.ago(time.time() - moment)
 
 
 def run_facts(run: Run) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwise._display.terminal import Column, duration_text
+from stepwise._display.terminal import Column
+from stepwise._display.words import duration_text
 from stepwise._runs.limits import limits_in_use
 from stepwise._runs.maintenance import store_url
 from stepwise.cli._command import command, echo_json, note, show_table

@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 import click
 
-from stepwise._display.terminal import Column, Word, when
+from stepwise._display.terminal import Column, Word
+from stepwise._display.words import when
 from stepwise._runs import schedules as of_store
 from stepwise._runs.maintenance import store_url
 from stepwise._runtime.messages import count

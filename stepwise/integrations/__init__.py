@@ -8,7 +8,7 @@ Modules, each importing only those before it::
     _model_answers       what an answer says of its model, its tokens and its price
     _recorded_responses  requests and responses of httpx as recorded values, and back
     _requests            a request that is a recorded step
-    _sent_requests       a request that is not recorded: its limit, the cache, its spending
+    _unrecorded_requests       a request that is not recorded: its limit, the cache, its spending
     instrument           the clients whose requests are
     _model_calls         the model calls of a run, for a file
     _prompts             where the prompt of a request departs from an earlier one

@@ -40,8 +40,8 @@ from stepwise.integrations._requests import (
     instrumented,
     send,
 )
-from stepwise.integrations._sent_requests import SentRequest
 from stepwise.integrations._supported import does_not_fit, require
+from stepwise.integrations._unrecorded_requests import SentRequest
 
 # -- unseen requests ------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any, Literal
 
-from stepwise._display.terminal import when
+from stepwise._display.words import when
 from stepwise._runs.branch_rows import BranchRows
 from stepwise._runs.branching import existing
 from stepwise._runs.export import first_step, first_variable, source_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwise._display.markup import Content, Markup, badge, markup, section, table, tag
-from stepwise._display.terminal import duration_text
+from stepwise._display.words import duration_text
 from stepwise._journal.records import ADOPTED, ANSWER, RunFacts
 from stepwise._runs.branch_rows import (
     effects_text,

@@ -19,8 +19,7 @@ from stepwise._display.markup import (
     whole,
 )
 from stepwise._display.page import called, could_be, differences
-from stepwise._display.terminal import duration_text, when
-from stepwise._display.words import counts_text, took_text
+from stepwise._display.words import counts_text, duration_text, took_text, when
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._runs.export import StepDifference, first_step, first_variable
 from stepwise._runs.questions import Question

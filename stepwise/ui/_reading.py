@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from stepwise._display.terminal import seconds_in
+from stepwise._display.words import seconds_in
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
 from stepwise._journal.journal import entries_of, facts_of, newest_mark, open_head, seal_for

@@ -21,9 +21,8 @@ from stepwise._display import page as pages
 from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
 from stepwise._display.render import usage_text
 from stepwise._display.stops import said_html
-from stepwise._display.terminal import duration_text
 from stepwise._display.timeline import RunBars, timeline
-from stepwise._display.words import counts_text
+from stepwise._display.words import counts_text, duration_text
 from stepwise._execution.viewer import look_into
 from stepwise._journal.records import RunFacts
 from stepwise._runs.export import page_of, source_of

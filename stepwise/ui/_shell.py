@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from stepwise._display.markup import Content, Markup, Rules, markup, tag
 from stepwise._display.page import document
-from stepwise._display.terminal import ago, duration_text, when
+from stepwise._display.words import ago, duration_text, when
 from stepwise._execution.budget import amounts_text
 from stepwise.ui._view import View
 
