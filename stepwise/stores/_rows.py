@@ -31,14 +31,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from stepwise._runtime.facts import NamedTuple
@@ -51,35 +49,6 @@ R = TypeVar("R")
 
 Page = list[tuple[Any, R | None]]
 """Rows with their cursors, in the order of the cursors; ``None`` for an unreadable row."""
-
-
-_PAGES = (1, 32, 1000)  # rows: many readers need only the first
-WHOLE = (4, 32, 1000)  # rows of a journal from its beginning; of many runs these are all
-_WEIGHT = 4_000_000  # bytes in a page of large records
-
-
-def in_pages(page: Callable[[Any, int], Page[R]], sizes: tuple[int, ...] = _PAGES) -> Iterator[R]:
-    """Yield the readable rows, page by page.
-
-    Args:
-        page: a function of a cursor and a size: reads that many rows after the cursor, or from the
-            first row if the cursor is ``None``.
-        sizes: the sizes of the first pages, in rows.  No later page is larger than the last size;
-            large records make the pages smaller.
-    """
-    cursor: Any = None
-    most = sizes[-1]
-    for wanted in itertools.chain(sizes, itertools.repeat(most)):
-        size = min(wanted, most)
-        found = page(cursor, size)
-        for _, item in found:
-            if item is not None:
-                yield item
-        if len(found) < size:
-            return
-        cursor = found[-1][0]
-        weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
-        most = max(1, min(sizes[-1], _WEIGHT * len(found) // max(1, weight)))
 
 
 # -- encodings of a row --------------------------------------------------------------------------

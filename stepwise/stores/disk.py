@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import sqlite3
 import threading
@@ -47,14 +48,12 @@ from stepwise.stores._process_log import (
 )
 from stepwise.stores._rows import (
     CACHE,
-    WHOLE,
     Page,
     Rows,
     WantedDue,
     WantedHeads,
     epoch_of,
     hashed,
-    in_pages,
     lease_front,
     log_of,
     nameless,
@@ -72,6 +71,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _BESIDE = ("leases", "marks", "logs")  # beside the database
+_PAGES = (1, 32, 1000)  # rows: many readers need only the first
+_WHOLE = (4, 32, 1000)  # rows of a journal from its beginning; of many runs these are all
+_WEIGHT = 4_000_000  # bytes in a page of large records
 _NEWEST_PAGES = (100, 1000)  # heads: as many as a terminal shows, then as many as memory may hold
 _TRIES = 100  # attempts to read a run that another process is writing
 _NAMED_AFTER, _PAUSE = 25, 0.01  # attempts to read a run's owner, and seconds between two
@@ -382,12 +384,15 @@ class DiskStore:
                 self._logs.begin()
         return rows
 
-    def _settled_to_read(self, run_id: str) -> Rows:
-        """Return the open database for reading, settled if possible.
+    def _settled_to_read(self, run_id: str) -> Rows | None:
+        """Return the open database for reading, settled if possible; ``None`` if there is none.
 
         On a full disk the failed log cannot be taken in, and its tails are read from memory.  A run
         in ``unsure`` raises the error instead.
         """
+        rows = self._there()
+        if rows is None or not self._logs.own.failed:
+            return rows
         try:
             return self._settled()
         except (sqlite3.Error, OSError):
@@ -467,11 +472,15 @@ class DiskStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        last, in_log = after, self._has_log(run_id)
-        sizes = () if after else (WHOLE,)
-        for number, data in self._all(
-            lambda rows, *page: rows.records(run_id, after, *page), *sizes
-        ):
+        last, in_log = after, False
+
+        def page(rows: Rows, cursor: str | None, size: int) -> Page[tuple[int, bytes]]:
+            nonlocal in_log
+            if cursor is None:  # before the records: a takeover may take the log in meanwhile
+                in_log = bool(log_of(rows.lease(run_id))[0])
+            return rows.records(run_id, after, cursor, size)
+
+        for number, data in self._all(page, _PAGES if after else _WHOLE):
             yield number, data
             last = number
         while in_log:
@@ -479,12 +488,6 @@ class DiskStore:
             for number, data in found:
                 yield number, data
                 last = number
-
-    @_locked
-    def _has_log(self, run_id: str) -> bool:
-        """Return whether the row of a run's lease names a log, which may hold a tail."""
-        row = self._settled_to_read(run_id).lease(run_id) if self._there() else None
-        return bool(log_of(row)[0])
 
     @_locked
     def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
@@ -500,7 +503,7 @@ class DiskStore:
             found = tail.as_batch().records
             return False, [(number, bytes(data)) for number, data in found if number > after]
 
-        return self._look(run_id, look) if self._there() else (False, [])
+        return self._look(run_id, look, (False, list[tuple[int, bytes]]()))
 
     @_locked
     def get(self, run_id: str, name: str) -> bytes | None:
@@ -512,7 +515,7 @@ class DiskStore:
                 return None
             return rows.get_object(run_id, name)
 
-        return self._look(run_id, look) if self._there() else None
+        return self._look(run_id, look, None)
 
     @_locked
     def names(self, run_id: str, prefix: str = "") -> list[str]:
@@ -522,16 +525,21 @@ class DiskStore:
             found = (found - set(lacks.delete)) | lacks.put.keys()
             return sorted(name for name in found if name.startswith(prefix))
 
-        return self._look(run_id, look) if self._there() else []
+        return self._look(run_id, look, [])
 
-    def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R]) -> R:
+    def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R], nothing: R) -> R:
         """Call a function with the database and a run's tail, as of one moment.
+
+        Args:
+            nothing: the result if there is no database.
 
         Raises:
             StoreError: the run changed during each attempt.
         """
         for _ in range(_TRIES):
             rows = self._settled_to_read(run_id)
+            if rows is None:
+                return nothing
             row = rows.lease(run_id)
             name, generation = log_of(row)
             tail = self._own_tail(run_id, row)
@@ -571,8 +579,10 @@ class DiskStore:
         """Yield the heads of a workflow's runs that are to begin, the earliest first."""
         return self._heads(WantedDue(workflow))
 
-    def _heads(self, wanted: WantedHeads | WantedDue, *sizes: Any) -> Iterator[Head]:
-        return self._all(lambda rows, *page: rows.heads(wanted, *page), *sizes)
+    def _heads(
+        self, wanted: WantedHeads | WantedDue, sizes: tuple[int, ...] = _PAGES
+    ) -> Iterator[Head]:
+        return self._all(lambda rows, *page: rows.heads(wanted, *page), sizes)
 
     @_locked
     def first_due_heads(self) -> list[Head]:
@@ -651,9 +661,30 @@ class DiskStore:
             self._begin_log()
         return rows.compact()
 
-    def _all(self, page: Callable[[Rows, Any, int], Page[R]], *sizes: Any) -> Iterator[R]:
-        """Yield rows, read page by page; nothing stays open between two pages."""
-        return in_pages(lambda cursor, size: self._page(page, cursor, size), *sizes)
+    def _all(
+        self, page: Callable[[Rows, Any, int], Page[R]], sizes: tuple[int, ...] = _PAGES
+    ) -> Iterator[R]:
+        """Yield the readable rows, read page by page; nothing stays open between two pages.
+
+        Args:
+            page: a function of the database, a cursor and a size: reads that many rows after the
+                cursor, or from the first row if the cursor is ``None``.
+            sizes: the sizes of the first pages, in rows.  No later page is larger than the last
+                size; large records make the pages smaller.
+        """
+        cursor: Any = None
+        most = sizes[-1]
+        for wanted in itertools.chain(sizes, itertools.repeat(most)):
+            size = min(wanted, most)
+            found = self._page(page, cursor, size)
+            for _, item in found:
+                if item is not None:
+                    yield item
+            if len(found) < size:
+                return
+            cursor = found[-1][0]
+            weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
+            most = max(1, min(sizes[-1], _WEIGHT * len(found) // max(1, weight)))
 
     @_locked
     def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:
