@@ -135,12 +135,12 @@ def _checked(store: Store) -> Store:
         import inspect  # on use: most programs name their store by its URL
 
         try:
-            inspect.signature(newest_heads).bind(unfinished=True, words=(), before="")
+            inspect.signature(newest_heads).bind(unfinished=True, words=(), before="", prefix="")
         except TypeError as error:
             raise ConfigurationError(
                 f"newest_heads() of {type(store).__qualname__} cannot be called with unfinished=, "
-                f"words= and before= ({error}). Add what is missing, as stepwise.stores.base says, "
-                "or leave the method out: listings then read all heads"
+                f"words=, before= and prefix= ({error}). Add what is missing, as "
+                "stepwise.stores.base says, or leave the method out: listings then read all heads"
             ) from error
     return store
 

@@ -145,11 +145,19 @@ def owner_of(row: bytes) -> Owner | None:
 # -- heads ---------------------------------------------------------------------------------------
 
 
+_LENGTH = 4  # bytes of the length of a head's front
+
+
 def pack(head: Head) -> bytes:
     """Serialize a head into the value of its row."""
     due = () if head.due is None else (head.due,)
     front = json.dumps([head.run_id, head.workflow, head.finished, *due]).encode()
-    return len(front).to_bytes(4, "big") + front + head.data
+    return len(front).to_bytes(_LENGTH, "big") + front + head.data
+
+
+def _front(prefix: str) -> bytes:
+    """Return how the front of a head begins if the run's id begins with this text."""
+    return json.dumps([prefix]).encode()[: -len('"]')]
 
 
 def unpack(row: object, run: object, words: object) -> Head | None:
@@ -162,9 +170,9 @@ def unpack(row: object, run: object, words: object) -> Head | None:
     """
     if type(row) is not bytes or type(words) is not bytes:
         return None
-    end = 4 + int.from_bytes(row[:4], "big")
+    end = _LENGTH + int.from_bytes(row[:_LENGTH], "big")
     try:
-        run_id, workflow, finished, *due = json.loads(row[4:end])
+        run_id, workflow, finished, *due = json.loads(row[_LENGTH:end])
         text = words.decode("utf-8", "surrogatepass")
         head = Head(run_id, workflow, finished, row[end:], text, *due)
         return head if hashed(run_id) == run else None
@@ -187,6 +195,7 @@ class WantedHeads(NamedTuple):
         newest: begin with the newest runs.
         words: select only the heads with these words (see :data:`.base.Words`).
         before: select only the heads of runs that began before this run.
+        prefix: select only the heads of runs whose ids begin with this text.
     """
 
     workflow: str | None
@@ -194,6 +203,7 @@ class WantedHeads(NamedTuple):
     newest: bool
     words: Words = ()
     before: str = ""
+    prefix: str = ""
 
     def query(self, cursor: tuple[float, ...] | None) -> tuple[str, list[Any]]:
         """Return the statement that selects a page of heads after a cursor, and its parameters.
@@ -212,6 +222,10 @@ class WantedHeads(NamedTuple):
             parameters.append(hashed(self.workflow))
         elif self.unfinished:
             which.append("unfinished IS NOT NULL")
+        if self.prefix:
+            front = _front(self.prefix)
+            which.append("substr(value, ?, ?) = ?")
+            parameters += [_LENGTH + 1, len(front), front]
         texts, values = _having(self.words)
         which += texts
         parameters += values

@@ -563,7 +563,7 @@ class DiskStore:
         return self._heads(WantedHeads(workflow, unfinished, newest=unfinished))
 
     def newest_heads(
-        self, *, unfinished: bool = False, words: Words = (), before: str = ""
+        self, *, unfinished: bool = False, words: Words = (), before: str = "", prefix: str = ""
     ) -> Iterator[Head]:
         """Yield the heads of all runs, or of unfinished runs, newest run first.
 
@@ -571,8 +571,11 @@ class DiskStore:
             unfinished: only the heads of unfinished runs.
             words: only the heads with these words (see :data:`.base.Words`).
             before: only the heads of runs that began before this run.
+            prefix: only the heads of runs whose ids begin with this text.
         """
-        wanted = WantedHeads(None, unfinished, newest=True, words=words, before=before)
+        wanted = WantedHeads(
+            None, unfinished, newest=True, words=words, before=before, prefix=prefix
+        )
         return self._heads(wanted, _NEWEST_PAGES)
 
     def due_heads(self, workflow: str) -> Iterator[Head]:
