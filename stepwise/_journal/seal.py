@@ -210,19 +210,17 @@ class Seal:
         start += _BACK.size
         return data, start, start + length
 
-    def index(self, name: str) -> str:
-        """Return the index key for a name: the name itself, or a tag that does not reveal it."""
-        return (
-            self.tag("index", name.encode("utf-8", "surrogatepass")).hex()
-            if self.encrypts
-            else name
-        )
+    def index(self, *names: str) -> list[str]:
+        """Return the index key of each name: the name itself, or a tag that does not reveal it."""
+        if not self.encrypts:
+            return [*names]
+        return [self.tag("index", each.encode("utf-8", "surrogatepass")).hex() for each in names]
 
     def indexes(self, name: str) -> list[str]:
         """Return every index key that a name may have: plain, or encrypted with any of the keys."""
         data = name.encode("utf-8", "surrogatepass")
         tags = (_mac(key, "index", data)[:16].hex() for key in self.keys)
-        return list(dict.fromkeys((self.index(name), name, *tags)))
+        return list(dict.fromkeys((*self.index(name), name, *tags)))
 
     def tag(self, identity: str, data: bytes) -> bytes:
         """Return sixteen bytes that only an owner of the key can make for ``data``."""
