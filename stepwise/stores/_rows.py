@@ -340,6 +340,15 @@ _REPLACE = (
 _DIGITS = 12  # in a record's number
 
 
+def inode(path: str) -> tuple[int, int] | None:
+    """Return an id that changes when a file is replaced; ``None`` if the file is missing."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return there.st_ino, there.st_dev
+
+
 class _StoreConnection(sqlite3.Connection):
     """A connection of ours, which is no twin of a connection that the user's steps are given."""
 
@@ -370,6 +379,7 @@ class Rows:
             self._check_format()
             if not self._is_made():
                 self._make()
+            self._inode = inode(self._file)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             self.close()
             raise damaged(path, f"{type(error).__name__}: {error}") from error
@@ -485,6 +495,16 @@ class Rows:
         if self._level == _FULL and self._changes == self._con.total_changes:
             self.flush()  # SQLite flushes nothing if the transaction has written nothing
         self.values.keep()
+
+    def is_there(self) -> bool:
+        """Return whether the file is neither deleted nor replaced; then undo an open transaction.
+
+        An error or an interrupt may have left a transaction open.
+        """
+        if inode(self._file) != self._inode:
+            return False
+        self.roll_back()
+        return True
 
     def roll_back(self) -> None:
         """Undo the transaction that an error or an interrupt left open, if any."""

@@ -30,7 +30,6 @@ from stepwise.stores._files import (
     Marks,
     check_folder,
     check_path,
-    inode,
     is_alive,
     make_folder,
     store_error,
@@ -54,6 +53,7 @@ from stepwise.stores._rows import (
     WantedHeads,
     epoch_of,
     hashed,
+    inode,
     lease_front,
     log_of,
     nameless,
@@ -125,7 +125,6 @@ class DiskStore:
         self._database = os.path.join(self.path, CACHE)
         self._rows: Rows | None = None
         self._copy: Copy | None = None  # read instead of a read-only database
-        self._inode: tuple[int, int] | None = None
         leases, marks, logs = (os.path.join(self.path, name) for name in _BESIDE)
         self._lock_path, self._marks = leases, Marks(marks)
         self._held: dict[str, HeldRun] = {}  # by run id
@@ -697,8 +696,8 @@ class DiskStore:
 
     def _there(self) -> Rows | None:
         """Return the open database, or ``None`` if there is no database."""
-        current = inode(self._database)
-        return self._opened(current) if current is not None else None
+        found = self._current()
+        return self._opened_anew() if found is None and inode(self._database) else found
 
     def for_pages(self, *, to_read: bool) -> DiskStore:
         """Return the store for the pages of ``stepwise ui``: this one, or one that only reads."""
@@ -711,22 +710,26 @@ class DiskStore:
             raise OSError(code, os.strerror(code), self.path)
         return rows
 
-    def _opened(self, database: tuple[int, int] | None = None) -> Rows:
-        """Return the open database, reopened if the folder was deleted and created again.
-
-        ``database`` is its inode, if that was looked up just now.
+    def _opened(self) -> Rows:
+        """Return the open database, which is created if it is missing.
 
         Raises:
             StoreError: the folder was deleted or replaced while a run was using the store.
         """
+        return self._current() or self._opened_anew()
+
+    def _current(self) -> Rows | None:
+        """Return the database if it is open and neither deleted nor replaced."""
+        rows = self._rows
+        if rows is None or not (self._copy is None or self._copy.is_current()):
+            return None
+        return rows if rows.is_there() else None
+
+    def _opened_anew(self) -> Rows:
         if self._rows is not None:
-            current = self._copy is None or self._copy.is_current()
-            if current and (database or inode(self._database)) == self._inode:
-                self._rows.roll_back()
-                return self._rows
             rows, self._rows = self._rows, None
             self._close(rows)
-            if current:
+            if self._copy is None:
                 self._logs.leave()  # the log went with the folder
             if self._leases.busy:
                 raise StoreError(
@@ -734,15 +737,13 @@ class DiskStore:
                     path=self.path,
                     errno=errno.ENOENT,
                 )
-        self._inode = inode(self._database)
         self._copy = None
-        self._rows = self._opened_anew()
+        self._rows = self._connected()
         if self._copy is None:
-            self._inode = inode(self._database)
             guarded(self._database).begin()
         return self._rows
 
-    def _opened_anew(self) -> Rows:
+    def _connected(self) -> Rows:
         if unwritable(self._database):
             # Without SQLite's files beside the database, SQLite would make them, as ours.
             if all(os.path.exists(f"{self._database}{end}") for end in ("-wal", "-shm")):
