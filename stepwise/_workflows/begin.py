@@ -948,8 +948,18 @@ class Starting:
         self.mode = "new" if settings.fresh() else self.said or "same"
 
     @cached
-    def _bases(self) -> list[str]:
-        return self._parts.bases(self._workflow.full_name, self._workflow.label)
+    def _first(self) -> str:
+        return self._parts.base(self._workflow.full_name, self._workflow.label)
+
+    @cached
+    def _older(self) -> list[str]:
+        """The ids that this call had when the workflow had fewer parts."""
+        return self._parts.bases(self._workflow.full_name, self._workflow.label)[1:]
+
+    def _bases(self) -> Iterator[str]:
+        """Yield the ids that this call has or had; most calls need only the first."""
+        yield self._first
+        yield from self._older
 
     @cached
     def _seal(self) -> Seal:
@@ -959,7 +969,7 @@ class Starting:
     @property
     def base(self) -> str:
         """The key by which equal calls are counted, and the prefix of their run ids."""
-        return self._workflow.options.run_id or self._bases[0]
+        return self._workflow.options.run_id or self._first
 
     def runs(self) -> Iterator[Meant]:
         """Yield the intended run, then further runs if it is no longer unfinished or free.
@@ -1059,7 +1069,7 @@ class Starting:
 
     def is_derived(self, run_id: str) -> bool:
         """Return whether an id belongs to a call that is counted together with this call."""
-        return any(_is_numbered(run_id, base) for base in self._bases)
+        return any(_is_numbered(run_id, base) for base in self._bases())
 
     def _is_of_file(self, facts: RunFacts) -> bool:
         workflow = self._workflow
@@ -1074,8 +1084,8 @@ class Starting:
     def remember(self, run_id: str) -> None:
         """Reserve the run for this call alone, unless the run id is derived from the call."""
         said = self._workflow.options.run_id is not None or self.mode != "same"
-        if not said and not _is_numbered(run_id, self._bases[0]):
-            memory.takes(self._store.url, run_id, self._bases[0])
+        if not said and not _is_numbered(run_id, self._first):
+            memory.takes(self._store.url, run_id, self._first)
 
     @reports
     def warn_of_another(self, run_id: str) -> None:
@@ -1095,7 +1105,7 @@ class Starting:
     # -- the run with these arguments ------------------------------------------------------------
 
     def _same(self) -> Iterator[Meant]:
-        first = self._bases[0]
+        first = self._first
         ordinal = memory.ordinal(self._store.url, first)
         found = self._look_up(first, ordinal)
         if found is None and not self._parts.is_certain:
@@ -1104,7 +1114,7 @@ class Starting:
 
     def _look_up(self, first: str, ordinal: int) -> str | None:
         """Return the id of an existing run that this call means, or meant under another name."""
-        for base in self._bases:
+        for base in self._bases():
             run_id = self._free_number(base, first, ordinal)
             facts = self._glance(run_id)
             if facts is not None and (base == first or not self._parts.differing(facts.parts)):
@@ -1119,7 +1129,9 @@ class Starting:
     def _glance(self, run_id: str) -> RunFacts | None:
         """Return the facts of a run, or ``None``; a missing run costs no read of a journal."""
         head = self._store.head(run_id)
-        return journals.facts_of(self._store, self._seal, run_id) if head is not None else None
+        if head is None:
+            return None
+        return journals.facts_of(self._store, self._seal, run_id, head)
 
     def _free_number(self, base: str, first: str, ordinal: int) -> str:
         """Return the numbered id that no other call of this process has been given."""
@@ -1135,10 +1147,12 @@ class Starting:
         found: list[str] = []
         for name, place in zip(names, places, strict=True):
             started = dotted(workflow.file) if workflow.file else "__main__"
-            modules = [started] if place == workflow.file else [started, place]
-            for module in modules if parts.of_instance_of(workflow.function.__module__) else [None]:
-                found += parts.bases(name, workflow.label, module)[:1]
-        return [base for base in dict.fromkeys(found) if base not in self._bases]
+            modules: list[str | None] = [None]
+            if parts.of_instance_of(workflow.function.__module__):
+                modules = [started] if place == workflow.file else [started, place]
+            found += [parts.base(name, workflow.label, module) for module in modules]
+        known = [*self._bases()]
+        return [base for base in dict.fromkeys(found) if base not in known]
 
     def _nearly_same(self) -> Iterator[Meant]:
         """Yield unfinished runs that differ only in times and random ids, or in unknown parts.
