@@ -145,7 +145,7 @@ if TYPE_CHECKING:
     )
     from stepwise._runtime.event import Event
     from stepwise._runtime.listening import on_event
-    from stepwise._runtime.retention import Retain
+    from stepwise._runtime.settings import Retain
     from stepwise._workflows.best_of import best_of
     from stepwise._workflows.evaluation import Evaluation, evaluate
     from stepwise._workflows.handles import AsyncHandle, Handle, Recovered, recover
@@ -259,7 +259,7 @@ _ON_USE = {
     "spend": "_calls.steps",
     **dict.fromkeys(("Budget", "Spent"), "_execution.budget"),
     **dict.fromkeys(("Recovered", "recover"), "_workflows.handles"),
-    "Retain": "_runtime.retention",
+    "Retain": "_runtime.settings",
     "Run": "_runs.run",
     **dict.fromkeys(("Checkpoint", "CheckpointStore", "RecoverableAgent"), "agent"),
     **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "notebook"),

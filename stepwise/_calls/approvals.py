@@ -103,7 +103,8 @@ def terms_of(tool: Asks, codec: Codec, bound: Mapping[str, Any], instance: objec
         ConfigurationError: an argument has no digest, or cannot be recorded.
     """
     passed, defaults = tool.parameters.all_of(bound)
-    encoded = _encodings(tool, passed, defaults, instance)
+    subject = _of_subject(tool, instance)
+    encoded = _encodings(tool, passed, defaults, subject, instance)
     kept = dict(tool.hiding.stored(passed))
     try:
         stored = _dumped(codec, tool, kept)
@@ -117,7 +118,7 @@ def terms_of(tool: Asks, codec: Codec, bound: Mapping[str, Any], instance: objec
             f"an argument holds the secret {found!r}, and would be recorded with the question. "
             "Name its parameter in secret=",
         )
-    back = _encodings(tool, arguments, {}, None)
+    back = {name: _strictly(tool, name, value) for name, value in arguments.items()}
     changed = [name for name in kept if back.get(name) != encoded[name]]
     if changed:
         raise _refused(
@@ -125,13 +126,15 @@ def terms_of(tool: Asks, codec: Codec, bound: Mapping[str, Any], instance: objec
             f"the argument {changed[0]!r} does not come back from the store as it was passed. Pass "
             "plain data: a text, an id, a path",
         )
-    details = _details(tool, codec.secrets, {**passed, **arguments}, defaults, instance)
+    given = {**passed, **arguments, **defaults}
+    details = _details(tool, codec.secrets, given, subject)
     return Agreement(stored, arguments, encoded, details)
 
 
 def digested(tool: Asks, bound: Mapping[str, Any], instance: object) -> Mapping[str, bytes]:
     """Return the canonical bytes of every part of the terms, as they are now."""
-    return _encodings(tool, *tool.parameters.all_of(bound), instance)
+    subject = _of_subject(tool, instance)
+    return _encodings(tool, *tool.parameters.all_of(bound), subject, instance)
 
 
 def differing_parts(digest: str, terms: Mapping[str, bytes], seal: Seal, ticket: str) -> list[str]:
@@ -201,12 +204,16 @@ def load_arguments(
 
 
 def _encodings(
-    tool: Asks, passed: Mapping[str, Any], defaults: Mapping[str, Any], instance: object
+    tool: Asks,
+    passed: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    subject: Mapping[str, Any],
+    instance: object,
 ) -> dict[str, bytes]:
     found = {name: _strictly(tool, name, value) for name, value in passed.items()}
     for name, value in defaults.items():
         found[name] = _leniently(value, None)
-    for name, value in _of_subject(tool, instance).items():
+    for name, value in subject.items():
         found[name] = _leniently(value, instance)
     return found
 
@@ -265,17 +272,13 @@ def _made_of(function: Any) -> Any:
 
 
 def _details(
-    tool: Asks,
-    secrets: Secrets,
-    passed: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    instance: object,
+    tool: Asks, secrets: Secrets, given: Mapping[str, Any], subject: Mapping[str, Any]
 ) -> str:
     lines = []
-    for name, value in (*passed.items(), *defaults.items()):
+    for name, value in given.items():
         text = tool.hiding.instead(name, value, ignored=False)
         lines.append(_line(name, in_full(value, secrets.mask) if text is None else text))
-    for name, value in _of_subject(tool, instance).items():
+    for name, value in subject.items():
         text = tool.hiding.instead(name, value, ignored=False)
         lines.append(_line(name, preview(value, mask=secrets.mask) if text is None else text))
     return "\n".join(lines)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._execution.process_memory import memory
 from stepwise._identity.versions import changed
+from stepwise._journal.journal import recorded_versions
 from stepwise._journal.projection import RecordedCall
-from stepwise._journal.versions import RecordedVersion, recorded_versions
+from stepwise._journal.records import RecordedVersion
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, notice, reports, shell_word

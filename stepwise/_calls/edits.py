@@ -13,20 +13,25 @@ from typing import TYPE_CHECKING
 from stepwise._calls.edited import EditedStep, asks, is_of, tell
 from stepwise._calls.steps import defined_steps
 from stepwise._identity.versions import Version, changed
-from stepwise._journal.journal import facts_of, read_entries
+from stepwise._journal.journal import facts_of, read_entries, recorded_versions
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
-from stepwise._journal.records import Forgotten
+from stepwise._journal.records import CODE, Forgotten, RecordedVersion
 from stepwise._journal.seal import Seal
-from stepwise._journal.versions import CODE, RecordedVersion, recorded_versions
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
     from stepwise._execution.active_run import ActiveRun
 
 
-def edits_in(store: Store, seal: Seal, run_id: str) -> list[EditedStep]:
-    """Return the steps that have changed since the run recorded results that are in use."""
-    found = edited_among(recorded_versions(store, seal, run_id))
+def edits_in(
+    store: Store, seal: Seal, run_id: str, names: Iterable[str] | None = None
+) -> list[EditedStep]:
+    """Return the steps that have changed since the run recorded results that are in use.
+
+    Args:
+        names: the names of the objects with the run's versions, if they are known.
+    """
+    found = edited_among(recorded_versions(store, seal, run_id, names=names))
     return [*_in_use(store, seal, run_id, found)] if found else []
 
 
@@ -81,9 +86,10 @@ def take_up(active: ActiveRun) -> None:
         CodeChangedError: the run has to ask what becomes of them.
     """
     journal = active.journal
-    if not journal.names(CODE):
+    names = journal.names(CODE)
+    if not names:
         return
-    edits = edits_in(journal.store, journal.seal, active.run_id)
+    edits = edits_in(journal.store, journal.seal, active.run_id, names)
     if not edits:
         return
     error = asks(active.run_id, edits)

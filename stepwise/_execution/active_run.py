@@ -32,7 +32,6 @@ from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import Flags, RecordedCall
 from stepwise._journal.summary import SummaryKeeper
-from stepwise._journal.versions import RecordedVersion
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
 from stepwise._rewrite.positions import finally_lines
@@ -726,7 +725,7 @@ class ActiveRun:
     ) -> None:
         self.lease = lease
         self.journal = journal
-        self.facts = facts
+        self.facts, self.run_id = facts, facts.run_id
         self.effects: str = (facts if parent is None else parent).effects  # see RunFacts
         self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
         self.codec = codec.Codec(facts.codec, self.secrets)
@@ -772,11 +771,6 @@ class ActiveRun:
         self.lock = threading.RLock()
         self.pid = os.getpid()
         self._is_live(live_runs.add)
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run."""
-        return self.facts.run_id
 
     @property
     def is_branch(self) -> bool:
@@ -929,7 +923,7 @@ class ActiveRun:
         self.versions.add((version.id, name))
         if not version.id:
             return
-        recorded = RecordedVersion(version.id, name, module, version.parts, version.files)
+        recorded = records.RecordedVersion(version.id, name, module, version.parts, version.files)
         for run in self.lineage():
             child = "" if run is self else self.run_id
             mine = recorded._replace(child=child)

@@ -224,7 +224,7 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
     if others or main in (False, "<stdin>") or not sys.executable:
         return (), ""
     try:
-        return (sys.executable, *(mask(hide_passwords(each)) for each in given)), os.getcwd()
+        return (sys.executable, *map(mask, hide_passwords(given))), os.getcwd()
     except FileNotFoundError:  # the folder is gone
         return (), ""
 

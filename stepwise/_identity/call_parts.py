@@ -452,9 +452,13 @@ class CallParts(Parts):
         for name in names[:-1]:
             yield frozenset(names) - {name}
 
-    def bases(self, name: str, label: str, module: str | None = None) -> list[str]:
+    def base(self, name: str, label: str, module: str | None = None) -> str:
+        """Return the id of a new run of a workflow of that name; see :meth:`digests`."""
+        return identity.derived_id(name, label, *next(self.digests(module)))
+
+    def bases(self, name: str, label: str) -> list[str]:
         """Return the run ids made from :meth:`digests`, for a workflow of that name."""
-        ids = [identity.derived_id(name, label, *digests) for digests in self.digests(module)]
+        ids = [identity.derived_id(name, label, *digests) for digests in self.digests()]
         return list(dict.fromkeys(ids))
 
     def of_instance_of(self, module: str) -> bool:

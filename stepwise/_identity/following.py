@@ -25,20 +25,17 @@ from stepwise._identity.versions import UNKNOWN, Version, digest_of, lines_of
 from stepwise._rewrite.build import codes_within
 from stepwise._rewrite.reading import (
     CLASSES,
-    FUNCTIONS,
     IMPORTS,
     CodeRead,
-    Definition,
     bases,
     bindings,
     decorators,
-    definition_at,
     docstring,
     imported,
     literal,
     members,
 )
-from stepwise._rewrite.source import Source, parsed
+from stepwise._rewrite.source import FUNCTIONS, Definition, Source, definition_at, parsed
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import is_ours

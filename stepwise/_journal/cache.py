@@ -134,7 +134,7 @@ class CallCache:
 
     def _key(self, name: str, key: str) -> str:
         tag = self._seal.tag("cached call", key.encode("utf-8", "surrogatepass"))
-        return f"{self._seal.index(name)}/{tag.hex()}"
+        return f"{self._seal.index(name)[0]}/{tag.hex()}"
 
 
 def cache_of(store: Store, seal: Seal) -> CallCache | None:

@@ -74,9 +74,9 @@ def seal_head(seal: Seal, facts: records.RunFacts, last: int, link: bytes) -> He
         last, link: the number of the last record, and the link to it.
     """
     data, _ = seal.close(f"head/{facts.run_id}", [facts._asdict(), last, link.hex()])
-    index, finished = seal.index(facts.workflow), _listed_status(facts) in _FINISHED
-    words = "".join(map(_word, map(seal.index, _words_of(facts))))
-    return Head(facts.run_id, index, finished, bytes(data), words, facts.due)
+    index, *words = seal.index(facts.workflow, *_words_of(facts))
+    finished = _listed_status(facts) in _FINISHED
+    return Head(facts.run_id, index, finished, bytes(data), "".join(map(_word, words)), facts.due)
 
 
 _OF, _BASE = "of ", "branch of "
@@ -149,12 +149,17 @@ def _opened(seal: Seal, head: Head) -> tuple[records.RunFacts, int, bytes] | Non
         return None
 
 
-def read_head(store: Store, seal: Seal, run_id: str) -> tuple[records.RunFacts, int, bytes] | None:
+def read_head(
+    store: Store, seal: Seal, run_id: str, head: Head | None = None
+) -> tuple[records.RunFacts, int, bytes] | None:
     """Return the facts in a run's head, and the number of and link to the last record at that time.
 
     Return ``None`` if the head is missing, does not verify, or belongs to another run.
+
+    Args:
+        head: the head, if it was read just now.
     """
-    head = store.head(run_id)
+    head = store.head(run_id) if head is None else head
     return _opened(seal, head) if head is not None and head.run_id == run_id else None
 
 
@@ -638,6 +643,8 @@ def newest_mark(store: Store, seal: Seal, run_id: str) -> Mark:
     if kept is None or kept.deleted:
         return newest
     for anchored in _marks_in([kept.mark], seal, run_id):
+        if anchored == newest:
+            break
         if anchored > newest:
             return anchored if marks or _was_there(store, seal, run_id, kept) else newest
         if is_another_history(store, seal, run_id, anchored):
@@ -795,6 +802,34 @@ def names_beside(store: Store, run_id: str) -> dict[str, int]:
 
 def _beside(names: Iterable[str]) -> dict[str, int]:
     return {name: int(name.split("/")[1]) for name in names if name.startswith((INPUTS, FRAMES))}
+
+
+def recorded_versions(
+    store: Store,
+    seal: Seal,
+    run_id: str,
+    version: str = "",
+    *,
+    names: Iterable[str] | None = None,
+) -> list[records.RecordedVersion]:
+    """Return the versions of the steps of a run, or only those with this id.
+
+    A damaged object is left out: it only says what has changed.
+
+    Args:
+        names: the names of the objects with the versions, if they are known.
+    """
+    found = []
+    for name in store.names(run_id, records.CODE + version) if names is None else names:
+        try:
+            header: list[Any] = seal.open(
+                named(name, run_id), store.get(run_id, name) or b""
+            ).header
+        except DamagedError:
+            continue
+        recorded = records.RecordedVersion(*header)
+        found.append(recorded._replace(differs=(*recorded.differs,)))
+    return found
 
 
 _MOST_BESIDE = 8 << 20  # bytes of objects that wait for a record
@@ -1278,10 +1313,15 @@ _seen: dict[tuple[str, str], tuple[bytes, Position]] = {}
 """The run that was read last: the link in its head, and the known end of its journal."""
 
 
-def facts_of(store: Store, seal: Seal, run_id: str) -> records.RunFacts | None:
+def facts_of(
+    store: Store, seal: Seal, run_id: str, head: Head | None = None
+) -> records.RunFacts | None:
     """Return a run's facts according to its journal: the head's facts, updated by later records.
 
     Return ``None`` if there is no such run.
+
+    Args:
+        head: the head of the run, if it was read just now.
     """
 
     def derived(
@@ -1291,7 +1331,7 @@ def facts_of(store: Store, seal: Seal, run_id: str) -> records.RunFacts | None:
 
         return derive_facts(run_id, read_entries(store, seal, run_id, start), facts)
 
-    found = read_head(store, seal, run_id)
+    found = read_head(store, seal, run_id, head)
     if found is None:
         return derived()
     facts, last, link = found

@@ -210,19 +210,17 @@ class Seal:
         start += _BACK.size
         return data, start, start + length
 
-    def index(self, name: str) -> str:
-        """Return the index key for a name: the name itself, or a tag that does not reveal it."""
-        return (
-            self.tag("index", name.encode("utf-8", "surrogatepass")).hex()
-            if self.encrypts
-            else name
-        )
+    def index(self, *names: str) -> list[str]:
+        """Return the index key of each name: the name itself, or a tag that does not reveal it."""
+        if not self.encrypts:
+            return [*names]
+        return [self.tag("index", each.encode("utf-8", "surrogatepass")).hex() for each in names]
 
     def indexes(self, name: str) -> list[str]:
         """Return every index key that a name may have: plain, or encrypted with any of the keys."""
         data = name.encode("utf-8", "surrogatepass")
         tags = (_mac(key, "index", data)[:16].hex() for key in self.keys)
-        return list(dict.fromkeys((self.index(name), name, *tags)))
+        return list(dict.fromkeys((*self.index(name), name, *tags)))
 
     def tag(self, identity: str, data: bytes) -> bytes:
         """Return sixteen bytes that only an owner of the key can make for ``data``."""
@@ -242,8 +240,8 @@ class Seal:
 
     def is_tag(self, identity: str, data: bytes, tag: bytes) -> bool:
         """Return whether ``tag`` was made for ``data``, with any of the keys."""
-        made = (_mac(key, identity, data)[:16] for key in self.keys)
-        return any(hmac.compare_digest(each, tag) for each in made)
+        made = [_mac(key, identity, data)[:16] for key in self.keys]
+        return any(map(functools.partial(hmac.compare_digest, tag), made))
 
 
 def named(name: str, run_id: str) -> str:

@@ -9,13 +9,20 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from stepwise._rewrite.source import FunctionNode, children, parsed, remove_docstring, walk
+from stepwise._rewrite.source import (
+    FUNCTIONS,
+    FunctionNode,
+    children,
+    first_line,
+    parsed,
+    remove_docstring,
+    walk,
+)
 from stepwise._runtime.facts import NamedTuple
 
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # source order
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_SCOPES = (*_FUNCTIONS, ast.Lambda)
+_SCOPES = (*FUNCTIONS, ast.Lambda)
 _CALLS = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncFor, ast.AsyncWith)
 TRIES: tuple[type[ast.stmt], ...] = (ast.Try,)
 if hasattr(ast, "TryStar"):
@@ -118,7 +125,7 @@ def _places(parent: ast.AST, prefix: str, *, in_loop: bool) -> Iterator[Place]:
                 )
                 end = node.end_lineno or node.lineno
                 yield Place(path, first_line(node), end, once=not in_loop and not repeats)
-            if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+            if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
                 yield from _places(node, f"{path}.", in_loop=in_loop or isinstance(node, _LOOPS))
 
 
@@ -190,7 +197,7 @@ def _canonical(node: Any, *, in_class: bool = False) -> str:
         if node.value is None:
             return "Pass()"
         return _canonical(ast.Assign(targets=[node.target], value=node.value))
-    is_definition = isinstance(node, (*_FUNCTIONS, ast.ClassDef))
+    is_definition = isinstance(node, (*FUNCTIONS, ast.ClassDef))
     in_class = isinstance(node, ast.ClassDef) or (in_class and not is_definition)
     parts = []
     for name, value in ast.iter_fields(node):
@@ -390,7 +397,7 @@ def writers_of(node: FunctionNode, name: str) -> list[tuple[int, int]]:
     """
     found = []
     for each in walk(node):
-        if not isinstance(each, ast.stmt) or isinstance(each, (*_FUNCTIONS, ast.ClassDef)):
+        if not isinstance(each, ast.stmt) or isinstance(each, (*FUNCTIONS, ast.ClassDef)):
             continue
         if any(_writes(part, name) for part in _heads(each)):
             found.append((each.lineno, _end_of_head(each)))
@@ -438,12 +445,6 @@ def _way_to(
     return kind, here, around
 
 
-def first_line(node: Any) -> int:
-    """Return the first line of a node, decorators included; 0 for a node without a line."""
-    lines: list[int] = [each.lineno for each in getattr(node, "decorator_list", ())]
-    return min([getattr(node, "lineno", 0), *lines])
-
-
 def function_like(
     text: str, name: str, position: str, prefix: str, visited: Iterable[str]
 ) -> FunctionNode | None:
@@ -469,6 +470,6 @@ def functions_named(text: str, name: str = "") -> Iterator[FunctionNode]:
     except (SyntaxError, ValueError, RecursionError):
         return
     for node in walk(module):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and name in ("", node.name):
+        if isinstance(node, FUNCTIONS) and name in ("", node.name):
             remove_docstring(node)
             yield node

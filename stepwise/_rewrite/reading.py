@@ -11,10 +11,9 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from stepwise._rewrite.positions import f_string_parts, first_line
-from stepwise._rewrite.source import children, walk
+from stepwise._rewrite.positions import f_string_parts
+from stepwise._rewrite.source import FUNCTIONS, Definition, children, walk
 
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CLASSES = (ast.ClassDef,)
 IMPORTS = (ast.Import, ast.ImportFrom)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -23,8 +22,6 @@ _LEFT_OUT = ("ctx", "kind", "type_comment", "type_params", "returns")
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 _CONDITIONS = ("test", "subject", "pattern", "guard")
 _ITSELF = "@"  # replaces the definition's own name; no identifier equals it
-Definition = Any
-"""A node that defines something: a function, a lambda, a class, an assignment."""
 
 
 class CodeRead:
@@ -380,35 +377,6 @@ def bindings(body: Iterable[ast.stmt]) -> dict[str, list[Definition]]:
         for name in names:
             found.setdefault(name, []).append(node)
     return found
-
-
-def definition_at(
-    tree: ast.AST, name: str, line: int
-) -> tuple[Definition, tuple[Definition, ...]] | None:
-    """Return the function that begins on a line, and the definitions around it, outermost first.
-
-    Args:
-        name: the name of the function; ``<lambda>`` for the only lambda of the line.
-        line: the first line, that of the first decorator if there is one.
-    """
-    around: list[Definition] = []
-    lambdas: list[ast.Lambda] = []
-    block: list[Any] = [*children(tree)]
-    while block:
-        inside: list[Any] = []
-        for node in block:
-            first = first_line(node)
-            if not first <= line <= (getattr(node, "end_lineno", None) or line):
-                continue
-            if isinstance(node, FUNCTIONS) and node.name == name and first == line:
-                return node, (*around,)
-            if isinstance(node, ast.Lambda) and node.lineno == line:
-                lambdas.append(node)
-            if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-                around.append(node)
-            inside += children(node)
-        block = inside
-    return (lambdas[0], (*around,)) if name == "<lambda>" and len(lambdas) == 1 else None
 
 
 def chain_of(node: ast.AST) -> str:

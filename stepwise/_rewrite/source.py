@@ -15,7 +15,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Union
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+Definition = Any
+"""A node that defines something: a function, a lambda, a class, an assignment."""
 
 _LOOKS = 4  # attempts to find the end of a definition
 _TRIES = 20  # attempts to parse a text while other threads parse
@@ -54,7 +57,7 @@ class Source:
         except (SyntaxError, IndexError, tokenize.TokenError, RecursionError):
             return None
         for node in ast.walk(module):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == self.name:
+            if isinstance(node, FUNCTIONS) and node.name == self.name:
                 above = self.first_line - (2 if indented else 1)
                 for each in walk(node):
                     if "lineno" in each._attributes:
@@ -84,6 +87,41 @@ def walk(node: ast.AST) -> list[Any]:
     return found
 
 
+def first_line(node: Any) -> int:
+    """Return the first line of a node, decorators included; 0 for a node without a line."""
+    lines: list[int] = [each.lineno for each in getattr(node, "decorator_list", ())]
+    return min([getattr(node, "lineno", 0), *lines])
+
+
+def definition_at(
+    tree: ast.AST, name: str, line: int
+) -> tuple[Definition, tuple[Definition, ...]] | None:
+    """Return the function that begins on a line, and the definitions around it, outermost first.
+
+    Args:
+        name: the name of the function; ``<lambda>`` for the only lambda of the line.
+        line: the first line, that of the first decorator if there is one.
+    """
+    around: list[Definition] = []
+    lambdas: list[ast.Lambda] = []
+    block: list[Any] = [*children(tree)]
+    while block:
+        inside: list[Any] = []
+        for node in block:
+            first = first_line(node)
+            if not first <= line <= (getattr(node, "end_lineno", None) or line):
+                continue
+            if isinstance(node, FUNCTIONS) and node.name == name and first == line:
+                return node, (*around,)
+            if isinstance(node, ast.Lambda) and node.lineno == line:
+                lambdas.append(node)
+            if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+                around.append(node)
+            inside += children(node)
+        block = inside
+    return (lambdas[0], (*around,)) if name == "<lambda>" and len(lambdas) == 1 else None
+
+
 def _block(lines: list[str]) -> tuple[str, ast.Module]:
     """Return the text and the tree of the definition that begins with the first of these lines.
 
@@ -103,7 +141,7 @@ def _block(lines: list[str]) -> tuple[str, ast.Module]:
         found = "".join(lines[:number])
         with contextlib.suppress(SyntaxError):
             tree = _parsed_block(found)
-            if isinstance(_first(tree), (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if isinstance(_first(tree), FUNCTIONS):
                 return found, tree
             break  # the file is not the function's file
     found = "".join(inspect.getblock(lines))

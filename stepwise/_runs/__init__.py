@@ -3,6 +3,6 @@
 The modules, each importing only from those before it::
 
     steps sources paths fitting branch_rows overview messages fork branching questions why verify
-    copying streaming run replica portable starting export maintenance limits cache census retention
+    copying streaming run replica portable starting export maintenance limits census retention
     schedules finding doctor
 """

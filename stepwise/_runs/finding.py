@@ -10,10 +10,12 @@ from stepwise._display.terminal import elided, line_of
 from stepwise._display.words import ago
 from stepwise._runs.maintenance import store_url
 from stepwise._runs.overview import Overview
-from stepwise._runs.run import Run, each_listed, get_run, listed
+from stepwise._runs.run import Run, each_listed, get_run, known_run, listed
 from stepwise._runs.steps import UNFINISHED, StepRecord, is_inner
+from stepwise._runtime import settings
 from stepwise._runtime.messages import printable, shell_word
 from stepwise.errors import RunNotFoundError, StepNotFoundError
+from stepwise.stores import open_store
 
 
 def call_text(run: Any) -> str:
@@ -33,13 +35,13 @@ def find_run(run_id: str | None) -> Run:
         if latest is None:
             raise RunNotFoundError(f"no runs in {store_url()}", run_id="")
         return latest.run
-    try:
-        return get_run(run_id)
-    except RunNotFoundError:
-        begun = [*each_listed(ids=lambda each: each.startswith(run_id))]
-        found = [each for each in begun if not is_inner(each.facts)] or begun
-        if not run_id or not found:
-            raise
+    run = known_run(open_store(settings.store()), run_id)
+    if run is not None:
+        return run
+    begun = [*each_listed(prefix=run_id)] if run_id else []
+    found = [each for each in begun if not is_inner(each.facts)] or begun
+    if not found:
+        return get_run(run_id)  # its error names runs with a similar id
     if len(found) == 1:
         return found[0].run
     calls = [line_of(call_text(each.facts), 1000) for each in found[:8]]

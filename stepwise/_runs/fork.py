@@ -47,6 +47,7 @@ from stepwise._journal.journal import (
     owned_journal,
     read,
     read_entries,
+    recorded_versions,
     rows_of,
 )
 from stepwise._journal.lease import Lease
@@ -57,7 +58,6 @@ from stepwise._journal.summary import (
     sealed_summary,
     summary_of,
 )
-from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
 from stepwise._runs.steps import known_facts

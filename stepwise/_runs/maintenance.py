@@ -1,4 +1,4 @@
-"""Maintenance of a whole store: deleting old runs, freeing space, backups."""
+"""Maintenance of a whole store: deleting old runs, freeing space, backups, the cache of calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from stepwise._journal.cache import CallCache, cache_of
 from stepwise._journal.journal import seal_for
 from stepwise._journal.stream import StreamLog
 from stepwise._runs.copying import Copier
@@ -165,3 +166,28 @@ def to_copy(workflow: str | None, status: RunStatus | None, tags: Mapping[str, s
 def has_objects(name: str) -> bool:
     """Return whether the store has objects of a run id, such as checkpoints without a journal."""
     return bool(_store().names(name))
+
+
+# -- the cache of calls --------------------------------------------------------------------------
+
+
+def cache_facts() -> dict[str, Any]:
+    """Return the size of the cache, its limit, and the number of its entries by step."""
+    cache = _cache()
+    steps = sorted(cache.steps()) if cache is not None else []
+    return {
+        "size": cache.size if cache is not None else 0,
+        "limit": settings.cache_size(),
+        "steps": [{"name": name, "entries": entries} for name, entries in steps],
+    }
+
+
+def clear_cache(name: str | None = None) -> int:
+    """Delete all entries of the cache, or those of one step; return how many they were."""
+    cache = _cache()
+    return cache.clear(name) if cache is not None else 0
+
+
+def _cache() -> CallCache | None:
+    store = _store()
+    return cache_of(store, seal_for(store))

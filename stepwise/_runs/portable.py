@@ -19,8 +19,7 @@ from typing import Any
 from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.viewer import view
 from stepwise._journal.journal import place_of_run
-from stepwise._journal.records import Entry, RunFacts, from_fields, to_fields
-from stepwise._journal.versions import RecordedVersion
+from stepwise._journal.records import Entry, RecordedVersion, RunFacts, from_fields, to_fields
 from stepwise._runs.replica import Replica, Variables
 from stepwise._runs.run import Run
 from stepwise._runtime.messages import shell_word

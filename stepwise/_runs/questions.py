@@ -14,7 +14,7 @@ from stepwise._display.words import when
 from stepwise._execution.outcomes import settled
 from stepwise._journal import signatures
 from stepwise._journal.inbox import Inbox, Message, this_person
-from stepwise._journal.journal import Journal, entries_of, facts_of
+from stepwise._journal.journal import Journal, entries_of, facts_of, recorded_versions
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
 from stepwise._journal.records import (
     COLLECT,
@@ -22,13 +22,13 @@ from stepwise._journal.records import (
     Entry,
     Forgotten,
     Record,
+    RecordedVersion,
     Resumed,
     Ruled,
     RunFacts,
 )
 from stepwise._journal.run_facts import Asked, Questions, Stop, stops_in
 from stepwise._journal.seal import Seal
-from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise._runs.messages import deliver, ended_error
 from stepwise._runs.steps import facts_to_go_on, known_facts
 from stepwise._runtime.facts import NamedTuple, public

@@ -19,12 +19,12 @@ from stepwise._journal.journal import (
     Position,
     owned_journal,
     read_end,
+    recorded_versions,
     seal_for,
 )
 from stepwise._journal.projection import as_made
-from stepwise._journal.records import Entry, RunFacts
+from stepwise._journal.records import Entry, RecordedVersion, RunFacts
 from stepwise._journal.seal import DamagedError, Seal, named
-from stepwise._journal.versions import RecordedVersion, recorded_versions
 from stepwise._runs.fork import whole_records
 from stepwise._runs.run import Run
 from stepwise._runs.steps import known_facts

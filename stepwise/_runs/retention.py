@@ -31,7 +31,6 @@ from stepwise._runs.verify import (
 )
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
-from stepwise._runtime.retention import Retain
 from stepwise.stores import Head, Store
 
 _NAME = "up:retention"  # of the lease
@@ -139,7 +138,7 @@ class _Keeper:
         runs = [count(self.deleted - before, "run")] * (self.deleted > before)
         return f"deleted {' and '.join(runs + said)}" if runs + said else ""
 
-    def _keep(self, retain: Retain, goes_on: Callable[[], bool], *, sweeps: bool) -> int:
+    def _keep(self, retain: settings.Retain, goes_on: Callable[[], bool], *, sweeps: bool) -> int:
         """Delete runs; return the number of other runs whose streams were emptied."""
         most = math.inf if retain.runs is None else retain.runs
         too_many = (number_of_runs(self._store) or 0) - most
@@ -168,7 +167,7 @@ class _Keeper:
         self._silent = said
         return emptied
 
-    def _delete(self, head: Head, children: ChildRuns, retain: Retain) -> int:
+    def _delete(self, head: Head, children: ChildRuns, retain: settings.Retain) -> int:
         """Delete a run with its child runs; return their number, or 0 if the run goes on."""
         store, run_id = self._store, head.run_id
         try:
@@ -191,7 +190,7 @@ class _Keeper:
         except _OF_ONE_RUN:
             return False
 
-    def _measured(self, retain: Retain) -> int:
+    def _measured(self, retain: settings.Retain) -> int:
         """Return by how many bytes the store is too large."""
         self._freed, used = 0, getattr(self._store, "used", None)
         most = retain.bytes

@@ -936,24 +936,36 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
         RunNotFoundError: there is no such run; the message names runs with a similar id.
     """
     opened = open_store(store if store is not None else settings.store())
-    run, seal = Run(opened, run_id), journals.seal_for(opened)
-    if (
-        journals.facts_of(opened, seal, run_id) is None
-        and not journals.newest_mark(opened, seal, run_id).last
-    ):
-        heads = newest_heads(opened, seal)
-        ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
-        total = number_of_runs(opened) or len(ids)
-        import difflib  # on use: only a mistake needs it
-
-        near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        hint = hint or (" They are listed by: stepwise runs" if ids else "")
-        raise errors.RunNotFoundError(
-            f"there is no run {run_id!r} in {opened.url}, which holds {count(total, 'run')}.{hint}",
-            run_id=run_id,
-        )
+    run = known_run(opened, run_id)
+    if run is None:
+        raise _no_run(opened, run_id)
     return run
+
+
+def known_run(store: Store, run_id: str) -> Run | None:
+    """Return the run with that id, or ``None`` if the store has neither its records nor a mark."""
+    seal = journals.seal_for(store)
+    if (
+        journals.facts_of(store, seal, run_id) is None
+        and not journals.newest_mark(store, seal, run_id).last
+    ):
+        return None
+    return Run(store, run_id, seal)
+
+
+def _no_run(store: Store, run_id: str) -> errors.RunNotFoundError:
+    import difflib  # on use: only a mistake needs it
+
+    heads = newest_heads(store, journals.seal_for(store))
+    ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
+    total = number_of_runs(store) or len(ids)
+    near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    hint = hint or (" They are listed by: stepwise runs" if ids else "")
+    return errors.RunNotFoundError(
+        f"there is no run {run_id!r} in {store.url}, which holds {count(total, 'run')}.{hint}",
+        run_id=run_id,
+    )
 
 
 def runs(
@@ -1031,6 +1043,7 @@ def each_listed(
     where: Callable[[RunFacts], bool] | None = None,
     ids: Callable[[str], bool] | None = None,
     before: str = "",
+    prefix: str = "",
     oldest: bool = False,
 ) -> Iterator[Listed]:
     """Yield the runs of :func:`listed` one by one, newest first, in the order of the store.
@@ -1039,6 +1052,7 @@ def each_listed(
         ids: called with the id of each run that is looked at, before its head is opened; returns
             whether the run can be meant.
         before: yield only runs that follow the run with this id in the listing.
+        prefix: yield only runs whose ids begin with this text.
         oldest: True to yield roughly the oldest first, if the store has an order at all.
     """
     if tags is not None:
@@ -1049,9 +1063,14 @@ def each_listed(
     kept = "running" if status in _RUNNING else status if status in _NEVER_RUNNING else None
     name = workflow if isinstance(workflow, str) else None
     words = journals.words_for(seal, name, kept, tags or {})
-    heads = opened.heads(unfinished=unfinished) if oldest else None
-    for head in heads or newest_heads(opened, seal, before, unfinished=unfinished, words=words):
-        if ids is not None and not ids(head.run_id):
+    if oldest:
+        heads = opened.heads(unfinished=unfinished)
+    else:
+        heads = newest_heads(
+            opened, seal, before, unfinished=unfinished, words=words, prefix=prefix
+        )
+    for head in heads:
+        if not head.run_id.startswith(prefix) or (ids is not None and not ids(head.run_id)):
             continue
         facts = journals.open_head(seal, head) or journals.facts_of(opened, seal, head.run_id)
         if facts is None or not _is_of(opened, seal, facts, workflow):
@@ -1074,13 +1093,18 @@ def number_of_runs(store: Store | None = None) -> int | None:
 
 
 def newest_heads(
-    store: Store, seal: Seal, before: str = "", *, unfinished: bool = False, words: Words = ()
+    store: Store,
+    seal: Seal,
+    before: str = "",
+    *,
+    unfinished: bool = False,
+    words: Words = (),
+    prefix: str = "",
 ) -> Iterator[Head]:
-    """Yield the heads of runs, newest runs first; a store that can looks for the words."""
+    """Yield the heads of runs, newest runs first; a store that can looks for words and prefix."""
     ordered = getattr(store, "newest_heads", None)
     if ordered is not None:
-        more = {"before": before} if before else {}
-        yield from ordered(unfinished=unfinished, words=words, **more)
+        yield from ordered(unfinished=unfinished, words=words, before=before, prefix=prefix)
         return
 
     def begun(head: Head) -> float:

@@ -31,6 +31,7 @@ from stepwise._journal.journal import (
     place_of_run,
     read,
     read_one,
+    recorded_versions,
 )
 from stepwise._journal.lease import is_served
 from stepwise._journal.projection import Calls, Places
@@ -38,7 +39,6 @@ from stepwise._journal.records import OVER, Call, Entry, RunFacts
 from stepwise._journal.run_facts import Course, Stop, stops_in
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
-from stepwise._journal.versions import recorded_versions
 from stepwise._matching.pool import differing, key_of
 from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import printable, shell_word

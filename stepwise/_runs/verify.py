@@ -18,11 +18,10 @@ from stepwise._journal import journal as journals
 from stepwise._journal.inbox import Inbox
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell, SealedLog
-from stepwise._journal.records import Quarantined, Restored, RunFacts
+from stepwise._journal.records import CODE, Quarantined, Restored, RunFacts
 from stepwise._journal.seal import DamagedError, Seal
 from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import NAME, kept_summary
-from stepwise._journal.versions import CODE
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached

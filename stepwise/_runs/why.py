@@ -28,10 +28,9 @@ from stepwise._execution.budget import Spent
 from stepwise._execution.outcomes import LoadedOutcome, load_inputs
 from stepwise._execution.suspension import pending
 from stepwise._execution.viewer import failure_of, look_into, result_of
-from stepwise._journal.journal import facts_of, read_end
+from stepwise._journal.journal import facts_of, read_end, recorded_versions
 from stepwise._journal.lease import describe_owner
 from stepwise._journal.records import RunFacts
-from stepwise._journal.versions import recorded_versions
 from stepwise._runs import steps as run_steps
 from stepwise._runs.fitting import LIMIT, NamedFacts, Uncut, fitted
 from stepwise._runs.overview import SHOWN, Overview, overview

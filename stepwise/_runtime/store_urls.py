@@ -8,6 +8,7 @@ store in all of them.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 _SECRET = ("password", "sslpassword")
 _given: dict[str, str] = {}  # by the URL that may be shown, the URL with the password
@@ -40,11 +41,12 @@ def with_password(url: str) -> str:
     return _given.get(url, url)
 
 
-def hide_passwords(text: str) -> str:
-    """Return a text in which the URLs of stores have no password."""
+def hide_passwords(texts: Iterable[str]) -> list[str]:
+    """Return texts in which the URLs of stores have no password."""
+    found = [*texts]
     for shown, given in _given.items():
-        text = text.replace(given, shown)
-    return text
+        found = [text.replace(given, shown) for text in found]
+    return found
 
 
 def _other_name(url: str) -> str:

@@ -390,21 +390,23 @@ def open_run(
         opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
     # There is no result yet of a run that is expected as unfinished, or that has no head.
-    is_unknown = call.meant is not None or call.store.head(call.run_id) is None
-    facts, recall = (None, None) if is_unknown else recall_run(call, seal)
-    if recall is not None:
+    head = call.store.head(call.run_id) if call.meant is None else None
+    facts, recall = recall_run(call, seal, head) if head and head.finished else (None, None)
+    if recall is not None:  # a result needs no lease
         return recall
-    if call.parent is None and branch_around() and not (facts is not None and facts.is_branch):
-        from stepwise._runs.messages import refuse_in_branch  # on use: few processes have branches
-
-        refuse_in_branch(f"begins or resumes no other run, such as {call.run_id!r}")
+    if call.parent is None and branch_around():
+        _refuse_in_branch(call, seal)
     lease = Lease(call.store, call.run_id)
     try:
-        _acquire(lease, child=current_scope() is not None)
-        # The owner may have completed the run meanwhile, or its head be lost.
-        if call.meant is not None or facts is not None or lease.epoch > 1:
+        busy = _acquire(lease, child=current_scope() is not None)
+        # Nobody else writes under the lease, and the head may be lost.  Without the lease, a call
+        # that means another run is refused now: it need not wait.
+        is_known = busy is None and (call.meant is not None or lease.epoch > 1)
+        if head is not None or is_known:
             facts, recall = recall_run(call, seal)
         if recall is None:
+            if busy is not None:
+                raise busy  # noqa: TRY301
             if call.needs_turn:
                 raise NoTurnError  # noqa: TRY301
             return kind(call, *_take_up(call, seal, lease, facts))
@@ -413,6 +415,15 @@ def open_run(
         raise
     lease.release()
     return recall
+
+
+def _refuse_in_branch(call: Invocation, seal: Seal) -> None:
+    """Refuse to begin or resume a run in the process of a branch, unless it is that branch."""
+    facts = journals.facts_of(call.store, seal, call.run_id)
+    if facts is None or not facts.is_branch:
+        from stepwise._runs.messages import refuse_in_branch  # on use: few processes have branches
+
+        refuse_in_branch(f"begins or resumes no other run, such as {call.run_id!r}")
 
 
 def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
@@ -453,29 +464,36 @@ def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
     return ComparedRun(look, call, *_take_up(call, seal, lease, facts))
 
 
-def _acquire(lease: Lease, *, child: bool) -> None:
+def _acquire(lease: Lease, *, child: bool) -> errors.RunBusyError | errors.RunOwnedError | None:
+    """Acquire a lease; return the error if another thread or process executes the run."""
     try:
         lease.acquire(child=child)
-    except (errors.RunBusyError, errors.RunOwnedError):
+    except (errors.RunBusyError, errors.RunOwnedError) as error:
         # A Ctrl-C at the beginning or the end of an attempt may have left its lease held.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
                 active.close()
                 lease.acquire(child=child)
-                return
-        raise
+                return None
+        return error
+    return None
 
 
 # -- a completed run -----------------------------------------------------------------------------
 
 
-def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | None]:
+def recall_run(
+    call: Invocation, seal: Seal, head: Head | None = None
+) -> tuple[RunFacts | None, Recall | None]:
     """Return a run's facts, or ``None`` if it is new, and its result if it has completed.
+
+    Args:
+        head: the head of the run, if it was read just now.
 
     Raises:
         RunBusyError, RunConflictError, SupersededError, RunCancelled: as in :func:`open_run`.
     """
-    facts = journals.facts_of(call.store, seal, call.run_id)
+    facts = journals.facts_of(call.store, seal, call.run_id, head)
     if call.meant is not None and not call.meant(facts):
         raise errors.RunBusyError(
             f"run {call.run_id!r} is not continued here: another process did so",
@@ -638,11 +656,11 @@ def _take_up(
     function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
     if not is_new:
         trace = tracing.begin(facts, facts.trace, current_scope())
-        facts = facts._replace(trace=trace)
+        facts = facts._replace(trace=trace, codec=call.codec)
     active = ActiveRun(
         lease=lease,
         journal=journal,
-        facts=facts._replace(codec=call.codec),
+        facts=facts,
         locator=Locator(function.__code__, _points_of(node) if node is not None else None),
         parent=call.parent,
         secrets=secrets,
@@ -909,7 +927,15 @@ class Starting:
 
     Args:
         given: the objects of the call.
+
+    Attributes:
+        resumed: the id of the run that ``STEPWISE_RESUME`` names; empty if it names none.
+        said: the start mode that was set explicitly; ``None`` for the default.
+        mode: the start mode, which chooses the run for a call without a run id.
     """
+
+    said: Start | None
+    mode: Start
 
     def __init__(self, callee: BoundCall, given: Given, store: Store) -> None:
         self._callee = callee
@@ -917,10 +943,23 @@ class Starting:
         self._parts = callee.parts
         self._given = given
         self._store = store
+        self.resumed = settings.resume()
+        self.said = self._workflow.options.start or settings.start() or None  # type: ignore[assignment]
+        self.mode = "new" if settings.fresh() else self.said or "same"
 
     @cached
-    def _bases(self) -> list[str]:
-        return self._parts.bases(self._workflow.full_name, self._workflow.label)
+    def _first(self) -> str:
+        return self._parts.base(self._workflow.full_name, self._workflow.label)
+
+    @cached
+    def _older(self) -> list[str]:
+        """The ids that this call had when the workflow had fewer parts."""
+        return self._parts.bases(self._workflow.full_name, self._workflow.label)[1:]
+
+    def _bases(self) -> Iterator[str]:
+        """Yield the ids that this call has or had; most calls need only the first."""
+        yield self._first
+        yield from self._older
 
     @cached
     def _seal(self) -> Seal:
@@ -930,18 +969,7 @@ class Starting:
     @property
     def base(self) -> str:
         """The key by which equal calls are counted, and the prefix of their run ids."""
-        return self._workflow.options.run_id or self._bases[0]
-
-    @property
-    def said(self) -> Start | None:
-        """The start mode that was set explicitly; ``None`` for the default."""
-        said: Start | None = self._workflow.options.start or settings.start() or None  # type: ignore[assignment]
-        return said
-
-    @property
-    def mode(self) -> Start:
-        """The start mode, which chooses the run for a call without a run id."""
-        return "new" if settings.fresh() else self.said or "same"
+        return self._workflow.options.run_id or self._first
 
     def runs(self) -> Iterator[Meant]:
         """Yield the intended run, then further runs if it is no longer unfinished or free.
@@ -953,7 +981,7 @@ class Starting:
             if meant.run_id not in self._sources:
                 yield meant
             elif not meant.unfinished:
-                fork, label = settings.resume(), self._workflow.label
+                fork, label = self.resumed, self._workflow.label
                 raise errors.RunConflictError(
                     f"the fork {fork!r} is to be resumed, and this call of {label!r} means run "
                     f"{meant.run_id!r}, from which the fork was made: it is not executed in the "
@@ -969,12 +997,12 @@ class Starting:
         run_id, mode = self._workflow.options.run_id, self.mode
         known = self._stopped() if run_id is not None or mode != "new" else None
         if run_id is not None and run_id in self._sources:
-            run_id = settings.resume()  # the program names a source run, which the fork replaces
+            run_id = self.resumed  # the program names a source run, which the fork replaces
         if run_id is not None:
-            resumed = run_id == settings.resume() != self._workflow.options.run_id
+            resumed = run_id == self.resumed != self._workflow.options.run_id
             yield Meant(run_id, explicit=known != run_id, stopped=known == run_id, resumed=resumed)
-        elif self._is_resumed(settings.resume(), mode):
-            yield Meant(settings.resume(), stopped=known == settings.resume(), resumed=True)
+        elif self._is_resumed():
+            yield Meant(self.resumed, stopped=known == self.resumed, resumed=True)
         elif mode == "new":
             yield self._new()
         elif mode == "unfinished":
@@ -1001,12 +1029,13 @@ class Starting:
             self._store.url, self._given, lambda: _digest.combine(parts.arguments, parts.instance)
         )
 
-    def _is_resumed(self, run_id: str, mode: Start) -> bool:
+    def _is_resumed(self) -> bool:
         """Return whether the environment names this call's run as the one to resume.
 
         A run with a derived id is found in the usual way, by its number among equal calls.
         """
-        if run_id in ("", memory.resumed) or (mode == "same" and self.is_derived(run_id)):
+        run_id = self.resumed
+        if run_id in ("", memory.resumed) or (self.mode == "same" and self.is_derived(run_id)):
             return False
         facts = self._glance(run_id)
         if facts is None:  # misspelled, or of a workflow with another store
@@ -1026,8 +1055,8 @@ class Starting:
     def _sources(self) -> list[str]:
         """The run from which the fork to be resumed was made, and that run's own sources."""
         found: list[str] = []
-        facts = self._glance(settings.resume()) if settings.resume() else None
-        while facts is not None and facts.forked_from not in ("", settings.resume(), *found):
+        facts = self._glance(self.resumed) if self.resumed else None
+        while facts is not None and facts.forked_from not in ("", self.resumed, *found):
             found.append(facts.forked_from)
             facts = self._glance(facts.forked_from)
         return found
@@ -1040,7 +1069,7 @@ class Starting:
 
     def is_derived(self, run_id: str) -> bool:
         """Return whether an id belongs to a call that is counted together with this call."""
-        return any(_is_numbered(run_id, base) for base in self._bases)
+        return any(_is_numbered(run_id, base) for base in self._bases())
 
     def _is_of_file(self, facts: RunFacts) -> bool:
         workflow = self._workflow
@@ -1055,8 +1084,8 @@ class Starting:
     def remember(self, run_id: str) -> None:
         """Reserve the run for this call alone, unless the run id is derived from the call."""
         said = self._workflow.options.run_id is not None or self.mode != "same"
-        if not said and not _is_numbered(run_id, self._bases[0]):
-            memory.takes(self._store.url, run_id, self._bases[0])
+        if not said and not _is_numbered(run_id, self._first):
+            memory.takes(self._store.url, run_id, self._first)
 
     @reports
     def warn_of_another(self, run_id: str) -> None:
@@ -1076,7 +1105,7 @@ class Starting:
     # -- the run with these arguments ------------------------------------------------------------
 
     def _same(self) -> Iterator[Meant]:
-        first = self._bases[0]
+        first = self._first
         ordinal = memory.ordinal(self._store.url, first)
         found = self._look_up(first, ordinal)
         if found is None and not self._parts.is_certain:
@@ -1085,7 +1114,7 @@ class Starting:
 
     def _look_up(self, first: str, ordinal: int) -> str | None:
         """Return the id of an existing run that this call means, or meant under another name."""
-        for base in self._bases:
+        for base in self._bases():
             run_id = self._free_number(base, first, ordinal)
             facts = self._glance(run_id)
             if facts is not None and (base == first or not self._parts.differing(facts.parts)):
@@ -1100,7 +1129,9 @@ class Starting:
     def _glance(self, run_id: str) -> RunFacts | None:
         """Return the facts of a run, or ``None``; a missing run costs no read of a journal."""
         head = self._store.head(run_id)
-        return journals.facts_of(self._store, self._seal, run_id) if head is not None else None
+        if head is None:
+            return None
+        return journals.facts_of(self._store, self._seal, run_id, head)
 
     def _free_number(self, base: str, first: str, ordinal: int) -> str:
         """Return the numbered id that no other call of this process has been given."""
@@ -1116,10 +1147,12 @@ class Starting:
         found: list[str] = []
         for name, place in zip(names, places, strict=True):
             started = dotted(workflow.file) if workflow.file else "__main__"
-            modules = [started] if place == workflow.file else [started, place]
-            for module in modules if parts.of_instance_of(workflow.function.__module__) else [None]:
-                found += parts.bases(name, workflow.label, module)[:1]
-        return [base for base in dict.fromkeys(found) if base not in self._bases]
+            modules: list[str | None] = [None]
+            if parts.of_instance_of(workflow.function.__module__):
+                modules = [started] if place == workflow.file else [started, place]
+            found += [parts.base(name, workflow.label, module) for module in modules]
+        known = [*self._bases()]
+        return [base for base in dict.fromkeys(found) if base not in known]
 
     def _nearly_same(self) -> Iterator[Meant]:
         """Yield unfinished runs that differ only in times and random ids, or in unknown parts.

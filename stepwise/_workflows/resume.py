@@ -65,13 +65,14 @@ def newest_that_holds(
     for checkpoint, state in checkpoints:
         if state is None:
             return checkpoint, None, []
+        start = state.start
         if not (
-            holds(journal.store, journal.seal, journal.run_id, state.start)
+            holds(journal.store, journal.seal, journal.run_id, start)
             and streams_hold(journal, state.said)
         ):
             damaged(checkpoint)
             continue
-        entries = load(state.start)
+        entries = load(start)
         if all(number > state.calls for number in made_again(entries)):
             return checkpoint, state, entries
     return None

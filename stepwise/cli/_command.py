@@ -331,9 +331,7 @@ def _ids(_: click.Context, __: click.Parameter, begun: str) -> list[CompletionIt
     try:
         return [
             CompletionItem(each.facts.run_id, help=f"{each.status} {call_text(each.facts)}")
-            for each in itertools.islice(
-                each_listed(ids=lambda run_id: run_id.startswith(begun)), _COMPLETED
-            )
+            for each in itertools.islice(each_listed(prefix=begun), _COMPLETED)
             if (begun or not is_inner(each.facts)) and each.facts.run_id.isprintable()
         ]
     except (stepwise.StepwiseError, stepwise.RunStopped):

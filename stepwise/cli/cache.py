@@ -6,8 +6,7 @@ import click
 
 from stepwise._display.stops import size_text
 from stepwise._display.terminal import Column
-from stepwise._runs.cache import cache_facts, clear_cache
-from stepwise._runs.maintenance import store_url
+from stepwise._runs.maintenance import cache_facts, clear_cache, store_url
 from stepwise.cli._command import command, echo_json, note, show_table
 
 

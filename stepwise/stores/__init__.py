@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any, NoReturn
 
 from stepwise._runtime import settings
 from stepwise._runtime.forks import process_lock
@@ -20,6 +21,7 @@ __all__ = ["Batch", "Head", "Owner", "Store", "close_under", "open_store"]
 
 _POSTGRES = "postgresql"
 _METHODS = [name for name in vars(Store) if not name.startswith("_")]
+_WRITING = frozenset(("acquire", "write", "write_all", "delete", "note", "erase", "compact"))
 _open: dict[str, Store] = {}
 _mutex = process_lock()  # held while a store's module is imported under Python's import lock
 
@@ -61,14 +63,28 @@ def store_for_pages(store: Store, *, to_read: bool) -> Store:
     Args:
         to_read: the object can write nothing.
     """
-    from stepwise.stores._read_only import ReadOnlyStore  # imported on use: runs do not need it
-
     key, make = f"{store.url}#{to_read}", getattr(store, "for_pages", None)
     with _mutex:
         made = _open.get(key) or (store if make is None else make(to_read=to_read))
         if made is not store:
             _open[key] = made
     return ReadOnlyStore(made) if to_read else made
+
+
+class ReadOnlyStore:
+    """Another store, without the methods that change it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return self._refuse if name in _WRITING else getattr(self._store, name)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ConfigurationError(
+            f"the store {self._store.url} was opened to read only: start stepwise ui without "
+            "--read-only to change something"
+        )
 
 
 def close_under(folder: str, used: Iterable[Store] = ()) -> None:
@@ -135,12 +151,12 @@ def _checked(store: Store) -> Store:
         import inspect  # on use: most programs name their store by its URL
 
         try:
-            inspect.signature(newest_heads).bind(unfinished=True, words=(), before="")
+            inspect.signature(newest_heads).bind(unfinished=True, words=(), before="", prefix="")
         except TypeError as error:
             raise ConfigurationError(
                 f"newest_heads() of {type(store).__qualname__} cannot be called with unfinished=, "
-                f"words= and before= ({error}). Add what is missing, as stepwise.stores.base says, "
-                "or leave the method out: listings then read all heads"
+                f"words=, before= and prefix= ({error}). Add what is missing, as "
+                "stepwise.stores.base says, or leave the method out: listings then read all heads"
             ) from error
     return store
 

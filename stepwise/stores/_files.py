@@ -204,15 +204,6 @@ def flush(descriptor: int) -> None:
         os.fdatasync(descriptor)
 
 
-def inode(path: str) -> tuple[int, int] | None:
-    """Return an id that changes when a file is replaced; ``None`` if the file is missing."""
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return there.st_ino, there.st_dev
-
-
 def is_alive(pid: int) -> bool:
     """Return whether a process with this id exists on this machine."""
     try:

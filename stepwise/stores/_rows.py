@@ -31,14 +31,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 import json
 import math
 import os
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from stepwise._runtime.facts import NamedTuple
@@ -51,35 +49,6 @@ R = TypeVar("R")
 
 Page = list[tuple[Any, R | None]]
 """Rows with their cursors, in the order of the cursors; ``None`` for an unreadable row."""
-
-
-_PAGES = (1, 32, 1000)  # rows: many readers need only the first
-WHOLE = (4, 32, 1000)  # rows of a journal from its beginning; of many runs these are all
-_WEIGHT = 4_000_000  # bytes in a page of large records
-
-
-def in_pages(page: Callable[[Any, int], Page[R]], sizes: tuple[int, ...] = _PAGES) -> Iterator[R]:
-    """Yield the readable rows, page by page.
-
-    Args:
-        page: a function of a cursor and a size: reads that many rows after the cursor, or from the
-            first row if the cursor is ``None``.
-        sizes: the sizes of the first pages, in rows.  No later page is larger than the last size;
-            large records make the pages smaller.
-    """
-    cursor: Any = None
-    most = sizes[-1]
-    for wanted in itertools.chain(sizes, itertools.repeat(most)):
-        size = min(wanted, most)
-        found = page(cursor, size)
-        for _, item in found:
-            if item is not None:
-                yield item
-        if len(found) < size:
-            return
-        cursor = found[-1][0]
-        weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
-        most = max(1, min(sizes[-1], _WEIGHT * len(found) // max(1, weight)))
 
 
 # -- encodings of a row --------------------------------------------------------------------------
@@ -176,11 +145,19 @@ def owner_of(row: bytes) -> Owner | None:
 # -- heads ---------------------------------------------------------------------------------------
 
 
+_LENGTH = 4  # bytes of the length of a head's front
+
+
 def pack(head: Head) -> bytes:
     """Serialize a head into the value of its row."""
     due = () if head.due is None else (head.due,)
     front = json.dumps([head.run_id, head.workflow, head.finished, *due]).encode()
-    return len(front).to_bytes(4, "big") + front + head.data
+    return len(front).to_bytes(_LENGTH, "big") + front + head.data
+
+
+def _front(prefix: str) -> bytes:
+    """Return how the front of a head begins if the run's id begins with this text."""
+    return json.dumps([prefix]).encode()[: -len('"]')]
 
 
 def unpack(row: object, run: object, words: object) -> Head | None:
@@ -193,9 +170,9 @@ def unpack(row: object, run: object, words: object) -> Head | None:
     """
     if type(row) is not bytes or type(words) is not bytes:
         return None
-    end = 4 + int.from_bytes(row[:4], "big")
+    end = _LENGTH + int.from_bytes(row[:_LENGTH], "big")
     try:
-        run_id, workflow, finished, *due = json.loads(row[4:end])
+        run_id, workflow, finished, *due = json.loads(row[_LENGTH:end])
         text = words.decode("utf-8", "surrogatepass")
         head = Head(run_id, workflow, finished, row[end:], text, *due)
         return head if hashed(run_id) == run else None
@@ -218,6 +195,7 @@ class WantedHeads(NamedTuple):
         newest: begin with the newest runs.
         words: select only the heads with these words (see :data:`.base.Words`).
         before: select only the heads of runs that began before this run.
+        prefix: select only the heads of runs whose ids begin with this text.
     """
 
     workflow: str | None
@@ -225,6 +203,7 @@ class WantedHeads(NamedTuple):
     newest: bool
     words: Words = ()
     before: str = ""
+    prefix: str = ""
 
     def query(self, cursor: tuple[float, ...] | None) -> tuple[str, list[Any]]:
         """Return the statement that selects a page of heads after a cursor, and its parameters.
@@ -243,6 +222,10 @@ class WantedHeads(NamedTuple):
             parameters.append(hashed(self.workflow))
         elif self.unfinished:
             which.append("unfinished IS NOT NULL")
+        if self.prefix:
+            front = _front(self.prefix)
+            which.append("substr(value, ?, ?) = ?")
+            parameters += [_LENGTH + 1, len(front), front]
         texts, values = _having(self.words)
         which += texts
         parameters += values
@@ -357,6 +340,15 @@ _REPLACE = (
 _DIGITS = 12  # in a record's number
 
 
+def inode(path: str) -> tuple[int, int] | None:
+    """Return an id that changes when a file is replaced; ``None`` if the file is missing."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return there.st_ino, there.st_dev
+
+
 class _StoreConnection(sqlite3.Connection):
     """A connection of ours, which is no twin of a connection that the user's steps are given."""
 
@@ -387,6 +379,7 @@ class Rows:
             self._check_format()
             if not self._is_made():
                 self._make()
+            self._inode = inode(self._file)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             self.close()
             raise damaged(path, f"{type(error).__name__}: {error}") from error
@@ -502,6 +495,16 @@ class Rows:
         if self._level == _FULL and self._changes == self._con.total_changes:
             self.flush()  # SQLite flushes nothing if the transaction has written nothing
         self.values.keep()
+
+    def is_there(self) -> bool:
+        """Return whether the file is neither deleted nor replaced; then undo an open transaction.
+
+        An error or an interrupt may have left a transaction open.
+        """
+        if inode(self._file) != self._inode:
+            return False
+        self.roll_back()
+        return True
 
     def roll_back(self) -> None:
         """Undo the transaction that an error or an interrupt left open, if any."""

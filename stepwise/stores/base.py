@@ -20,10 +20,11 @@ A store may have more methods:
 - ``changes(name)`` returns how often any process wrote under a name that ends with a colon, since
   this process began to listen.  The result is ``None`` while the store would miss such a write.
   With this method, a caller need not poll (see ``_journal.log``).
-- ``newest_heads(*, unfinished=False, words=(), before="")`` yields the heads, newest run first, so
-  that a page of a long listing does not read all of them.  With ``words``, it yields only the heads
-  that have one text of each group in their words.  With ``before``, it begins after the head of
-  that run; without such a head, it yields none.
+- ``newest_heads(*, unfinished=False, words=(), before="", prefix="")`` yields the heads, newest run
+  first, so that a page of a long listing does not read all of them.  With ``words``, it yields only
+  the heads that have one text of each group in their words.  With ``before``, it begins after the
+  head of that run; without such a head, it yields none.  With ``prefix``, it yields only the heads
+  of runs whose ids begin with that text.
 - ``last_owner(run_id)`` returns the process that last took the lease, even if it is gone, so that
   displays can name the process and the machine that died; ``None`` if it is unknown.
 - ``due_heads(workflow)`` yields the heads of a workflow's runs that have a ``due``, the earliest

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import sqlite3
 import threading
@@ -29,7 +30,6 @@ from stepwise.stores._files import (
     Marks,
     check_folder,
     check_path,
-    inode,
     is_alive,
     make_folder,
     store_error,
@@ -47,14 +47,13 @@ from stepwise.stores._process_log import (
 )
 from stepwise.stores._rows import (
     CACHE,
-    WHOLE,
     Page,
     Rows,
     WantedDue,
     WantedHeads,
     epoch_of,
     hashed,
-    in_pages,
+    inode,
     lease_front,
     log_of,
     nameless,
@@ -72,6 +71,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _BESIDE = ("leases", "marks", "logs")  # beside the database
+_PAGES = (1, 32, 1000)  # rows: many readers need only the first
+_WHOLE = (4, 32, 1000)  # rows of a journal from its beginning; of many runs these are all
+_WEIGHT = 4_000_000  # bytes in a page of large records
 _NEWEST_PAGES = (100, 1000)  # heads: as many as a terminal shows, then as many as memory may hold
 _TRIES = 100  # attempts to read a run that another process is writing
 _NAMED_AFTER, _PAUSE = 25, 0.01  # attempts to read a run's owner, and seconds between two
@@ -123,7 +125,6 @@ class DiskStore:
         self._database = os.path.join(self.path, CACHE)
         self._rows: Rows | None = None
         self._copy: Copy | None = None  # read instead of a read-only database
-        self._inode: tuple[int, int] | None = None
         leases, marks, logs = (os.path.join(self.path, name) for name in _BESIDE)
         self._lock_path, self._marks = leases, Marks(marks)
         self._held: dict[str, HeldRun] = {}  # by run id
@@ -382,12 +383,15 @@ class DiskStore:
                 self._logs.begin()
         return rows
 
-    def _settled_to_read(self, run_id: str) -> Rows:
-        """Return the open database for reading, settled if possible.
+    def _settled_to_read(self, run_id: str) -> Rows | None:
+        """Return the open database for reading, settled if possible; ``None`` if there is none.
 
         On a full disk the failed log cannot be taken in, and its tails are read from memory.  A run
         in ``unsure`` raises the error instead.
         """
+        rows = self._there()
+        if rows is None or not self._logs.own.failed:
+            return rows
         try:
             return self._settled()
         except (sqlite3.Error, OSError):
@@ -467,11 +471,15 @@ class DiskStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, run_id: str, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        last, in_log = after, self._has_log(run_id)
-        sizes = () if after else (WHOLE,)
-        for number, data in self._all(
-            lambda rows, *page: rows.records(run_id, after, *page), *sizes
-        ):
+        last, in_log = after, False
+
+        def page(rows: Rows, cursor: str | None, size: int) -> Page[tuple[int, bytes]]:
+            nonlocal in_log
+            if cursor is None:  # before the records: a takeover may take the log in meanwhile
+                in_log = bool(log_of(rows.lease(run_id))[0])
+            return rows.records(run_id, after, cursor, size)
+
+        for number, data in self._all(page, _PAGES if after else _WHOLE):
             yield number, data
             last = number
         while in_log:
@@ -479,12 +487,6 @@ class DiskStore:
             for number, data in found:
                 yield number, data
                 last = number
-
-    @_locked
-    def _has_log(self, run_id: str) -> bool:
-        """Return whether the row of a run's lease names a log, which may hold a tail."""
-        row = self._settled_to_read(run_id).lease(run_id) if self._there() else None
-        return bool(log_of(row)[0])
 
     @_locked
     def _read_rest(self, run_id: str, after: int) -> tuple[bool, list[tuple[int, bytes]]]:
@@ -500,7 +502,7 @@ class DiskStore:
             found = tail.as_batch().records
             return False, [(number, bytes(data)) for number, data in found if number > after]
 
-        return self._look(run_id, look) if self._there() else (False, [])
+        return self._look(run_id, look, (False, list[tuple[int, bytes]]()))
 
     @_locked
     def get(self, run_id: str, name: str) -> bytes | None:
@@ -512,7 +514,7 @@ class DiskStore:
                 return None
             return rows.get_object(run_id, name)
 
-        return self._look(run_id, look) if self._there() else None
+        return self._look(run_id, look, None)
 
     @_locked
     def names(self, run_id: str, prefix: str = "") -> list[str]:
@@ -522,16 +524,21 @@ class DiskStore:
             found = (found - set(lacks.delete)) | lacks.put.keys()
             return sorted(name for name in found if name.startswith(prefix))
 
-        return self._look(run_id, look) if self._there() else []
+        return self._look(run_id, look, [])
 
-    def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R]) -> R:
+    def _look(self, run_id: str, look: Callable[[Rows, Tail | None], R], nothing: R) -> R:
         """Call a function with the database and a run's tail, as of one moment.
+
+        Args:
+            nothing: the result if there is no database.
 
         Raises:
             StoreError: the run changed during each attempt.
         """
         for _ in range(_TRIES):
             rows = self._settled_to_read(run_id)
+            if rows is None:
+                return nothing
             row = rows.lease(run_id)
             name, generation = log_of(row)
             tail = self._own_tail(run_id, row)
@@ -555,7 +562,7 @@ class DiskStore:
         return self._heads(WantedHeads(workflow, unfinished, newest=unfinished))
 
     def newest_heads(
-        self, *, unfinished: bool = False, words: Words = (), before: str = ""
+        self, *, unfinished: bool = False, words: Words = (), before: str = "", prefix: str = ""
     ) -> Iterator[Head]:
         """Yield the heads of all runs, or of unfinished runs, newest run first.
 
@@ -563,16 +570,21 @@ class DiskStore:
             unfinished: only the heads of unfinished runs.
             words: only the heads with these words (see :data:`.base.Words`).
             before: only the heads of runs that began before this run.
+            prefix: only the heads of runs whose ids begin with this text.
         """
-        wanted = WantedHeads(None, unfinished, newest=True, words=words, before=before)
+        wanted = WantedHeads(
+            None, unfinished, newest=True, words=words, before=before, prefix=prefix
+        )
         return self._heads(wanted, _NEWEST_PAGES)
 
     def due_heads(self, workflow: str) -> Iterator[Head]:
         """Yield the heads of a workflow's runs that are to begin, the earliest first."""
         return self._heads(WantedDue(workflow))
 
-    def _heads(self, wanted: WantedHeads | WantedDue, *sizes: Any) -> Iterator[Head]:
-        return self._all(lambda rows, *page: rows.heads(wanted, *page), *sizes)
+    def _heads(
+        self, wanted: WantedHeads | WantedDue, sizes: tuple[int, ...] = _PAGES
+    ) -> Iterator[Head]:
+        return self._all(lambda rows, *page: rows.heads(wanted, *page), sizes)
 
     @_locked
     def first_due_heads(self) -> list[Head]:
@@ -651,9 +663,30 @@ class DiskStore:
             self._begin_log()
         return rows.compact()
 
-    def _all(self, page: Callable[[Rows, Any, int], Page[R]], *sizes: Any) -> Iterator[R]:
-        """Yield rows, read page by page; nothing stays open between two pages."""
-        return in_pages(lambda cursor, size: self._page(page, cursor, size), *sizes)
+    def _all(
+        self, page: Callable[[Rows, Any, int], Page[R]], sizes: tuple[int, ...] = _PAGES
+    ) -> Iterator[R]:
+        """Yield the readable rows, read page by page; nothing stays open between two pages.
+
+        Args:
+            page: a function of the database, a cursor and a size: reads that many rows after the
+                cursor, or from the first row if the cursor is ``None``.
+            sizes: the sizes of the first pages, in rows.  No later page is larger than the last
+                size; large records make the pages smaller.
+        """
+        cursor: Any = None
+        most = sizes[-1]
+        for wanted in itertools.chain(sizes, itertools.repeat(most)):
+            size = min(wanted, most)
+            found = self._page(page, cursor, size)
+            for _, item in found:
+                if item is not None:
+                    yield item
+            if len(found) < size:
+                return
+            cursor = found[-1][0]
+            weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
+            most = max(1, min(sizes[-1], _WEIGHT * len(found) // max(1, weight)))
 
     @_locked
     def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:
@@ -663,8 +696,8 @@ class DiskStore:
 
     def _there(self) -> Rows | None:
         """Return the open database, or ``None`` if there is no database."""
-        current = inode(self._database)
-        return self._opened(current) if current is not None else None
+        found = self._current()
+        return self._opened_anew() if found is None and inode(self._database) else found
 
     def for_pages(self, *, to_read: bool) -> DiskStore:
         """Return the store for the pages of ``stepwise ui``: this one, or one that only reads."""
@@ -677,22 +710,26 @@ class DiskStore:
             raise OSError(code, os.strerror(code), self.path)
         return rows
 
-    def _opened(self, database: tuple[int, int] | None = None) -> Rows:
-        """Return the open database, reopened if the folder was deleted and created again.
-
-        ``database`` is its inode, if that was looked up just now.
+    def _opened(self) -> Rows:
+        """Return the open database, which is created if it is missing.
 
         Raises:
             StoreError: the folder was deleted or replaced while a run was using the store.
         """
+        return self._current() or self._opened_anew()
+
+    def _current(self) -> Rows | None:
+        """Return the database if it is open and neither deleted nor replaced."""
+        rows = self._rows
+        if rows is None or not (self._copy is None or self._copy.is_current()):
+            return None
+        return rows if rows.is_there() else None
+
+    def _opened_anew(self) -> Rows:
         if self._rows is not None:
-            current = self._copy is None or self._copy.is_current()
-            if current and (database or inode(self._database)) == self._inode:
-                self._rows.roll_back()
-                return self._rows
             rows, self._rows = self._rows, None
             self._close(rows)
-            if current:
+            if self._copy is None:
                 self._logs.leave()  # the log went with the folder
             if self._leases.busy:
                 raise StoreError(
@@ -700,15 +737,13 @@ class DiskStore:
                     path=self.path,
                     errno=errno.ENOENT,
                 )
-        self._inode = inode(self._database)
         self._copy = None
-        self._rows = self._opened_anew()
+        self._rows = self._connected()
         if self._copy is None:
-            self._inode = inode(self._database)
             guarded(self._database).begin()
         return self._rows
 
-    def _opened_anew(self) -> Rows:
+    def _connected(self) -> Rows:
         if unwritable(self._database):
             # Without SQLite's files beside the database, SQLite would make them, as ours.
             if all(os.path.exists(f"{self._database}{end}") for end in ("-wal", "-shm")):

@@ -113,7 +113,7 @@ class MemoryStore:
             return [run.head for run in runs if run.head is not None]
 
     def newest_heads(
-        self, *, unfinished: bool = False, words: Words = (), before: str = ""
+        self, *, unfinished: bool = False, words: Words = (), before: str = "", prefix: str = ""
     ) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         heads = self._heads()
@@ -123,7 +123,9 @@ class MemoryStore:
         return (
             head
             for head in reversed(heads)
-            if not (unfinished and _is_not_open(head)) and has_words(head, words)
+            if not (unfinished and _is_not_open(head))
+            and has_words(head, words)
+            and head.run_id.startswith(prefix)
         )
 
     def due_heads(self, workflow: str) -> Iterator[Head]:

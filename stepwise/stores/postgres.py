@@ -523,16 +523,21 @@ class PostgresStore:
         return itertools.starmap(_head, pages)
 
     def newest_heads(
-        self, *, unfinished: bool = False, words: Words = (), before: str = ""
+        self, *, unfinished: bool = False, words: Words = (), before: str = "", prefix: str = ""
     ) -> Iterator[Head]:
         """Yield the heads of all runs, or of all unfinished runs, the newest first."""
         numbers = itertools.count(3)
-        has, more = _having(words, numbers)
+        has, texts = _having(words, numbers)
+        more: list[Any] = [*texts]
         which = f"{' AND NOT finished AND due IS NULL' * unfinished}{has}"
         if before:
             run = f"(SELECT run FROM {self._schema}.leases WHERE hash = ${next(numbers)})"
             which += f" AND place < (SELECT place FROM {self._schema}.runs WHERE run = {run})"
             more.append(hashed(before))
+        if prefix:
+            start, length = next(numbers), next(numbers)
+            which += f" AND substring(name FROM 1 FOR ${length}::integer) = ${start}"
+            more += [to_bytes(prefix), len(to_bytes(prefix))]
         return self._newest("place", which, more)
 
     def due_heads(self, workflow: str) -> Iterator[Head]:

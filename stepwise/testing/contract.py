@@ -270,7 +270,24 @@ class StoreContract:
         assert [head.run_id for head in newest_heads(unfinished=True)] == unfinished
         assert [head.run_id for head in newest_heads(before=order[120])] == order[121:]
         assert [*newest_heads(before="a run that is gone")] == []
+        few = [run_id for run_id in order if run_id.startswith("run 12")]
+        assert [head.run_id for head in newest_heads(prefix="run 12")] == few
+        assert [head.run_id for head in newest_heads(prefix="run 12", before=few[3])] == few[4:]
         assert store.count_heads() == len(ids)  # type: ignore[attr-defined]
+
+    def test_heads_by_the_beginnings_of_ids(self, tmp_path: Path) -> None:
+        """A store that has ``newest_heads`` finds ids by any beginning, whatever characters."""
+        store = self._store(tmp_path)
+        newest_heads = getattr(store, "newest_heads", None)
+        if newest_heads is None:
+            return
+        ids = ["a", "ab", "a%", "a_", 'a"', "a\\", "a\n", "a\u6d41\u6c34", "a\U0001f600", "A", "b"]
+        for run_id in ids:
+            epoch = store.acquire(run_id, _ME)
+            store.write(run_id, epoch, Batch(head=_head_of(run_id), durable=False))
+        for prefix in ["", *ids, "a\u6d41", "\u6d41", "c", "a", "["]:
+            found = [head.run_id for head in newest_heads(prefix=prefix)]
+            assert found == [each for each in reversed(ids) if each.startswith(prefix)]
 
     def test_due_heads(self, tmp_path: Path) -> None:
         """A store that has ``due_heads`` lists what is to begin in order, and apart."""

@@ -25,7 +25,7 @@ from stepwise import ConfigurationError, Limit, spend, step, tool, workflow
 from stepwise._execution import limit_turns
 from stepwise._journal import cache as caches
 from stepwise._journal.seal import load_seal
-from stepwise._runs.cache import cache_facts, clear_cache
+from stepwise._runs.maintenance import cache_facts, clear_cache
 from stepwise.stores import open_store
 
 DAY = timedelta(days=1)

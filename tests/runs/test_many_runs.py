@@ -15,10 +15,11 @@ from stepwise import RunSuspended, step, tool, workflow
 from stepwise._journal import journal as heads
 from stepwise._journal.seal import Seal
 from stepwise._runs import verify as children
+from stepwise._runs.finding import find_run
 from stepwise._runs.maintenance import delete_each, old_runs
 from stepwise._runs.run import listed
 from stepwise.cli import main
-from stepwise.errors import ConfigurationError
+from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Batch, open_store
 from stepwise.stores._rows import hashed
 from stepwise.testing import fresh_store
@@ -241,6 +242,21 @@ def test_a_rare_tag_is_found_by_its_word(store, opened, encrypt):
     epoch = store.acquire(tagged.id, ME)
     store.write(tagged.id, epoch, Batch(head=forged))
     assert stepwise.runs(tags={"a": "b"}) == []
+
+
+def test_the_beginning_of_an_id_is_found_among_many(store, opened):
+    """Of many runs, only the heads whose ids begin like that are read."""
+    counted = Counted(store)
+    stepwise.configure(store=counted)
+    newest = stepwise.runs(limit=1)[0].id
+    counted.read_rows.clear()
+    opened.clear()
+    assert find_run(newest[:-1]).id == newest
+    assert find_run("copy 17").id == "copy 17"
+    assert counted.read_rows["newest_heads"] == 1
+    assert counted.read_rows["heads"] == 0
+    with pytest.raises(RunNotFoundError, match=f"{MANY} runs begin with 'copy '"):
+        find_run("copy ")
 
 
 def test_unfinished_runs_are_found_among_many(store, opened):

@@ -8,7 +8,15 @@ import threading
 import pytest
 
 import stepwise
-from stepwise import RunBusyError, RunOwnedError, RunSkipped, step, workflow
+from stepwise import (
+    RunBusyError,
+    RunConflictError,
+    RunOwnedError,
+    RunSkipped,
+    step,
+    workflow,
+)
+from stepwise.stores import open_store
 
 JOB = """
 import sys
@@ -251,6 +259,68 @@ def test_generators_are_skipped():
         await first.aclose()
 
     asyncio.run(main())
+
+
+def test_a_call_that_means_another_run_does_not_wait():
+    """A run id of a run with other arguments is a conflict at once, even while that run goes on."""
+    inside, done = threading.Event(), threading.Event()
+
+    @workflow(run_id="one", on_owned="wait")
+    def holds(number):
+        inside.set()
+        assert done.wait(300)
+        return number
+
+    first = threading.Thread(target=holds, args=(1,))
+    first.start()
+    try:
+        assert inside.wait(300)
+        with pytest.raises(RunConflictError, match="run id 'one' belongs to another call"):
+            holds(2)
+    finally:
+        done.set()
+        first.join()
+    assert holds(1) == 1
+
+
+def test_a_resume_reads_its_run_under_the_lease(tmp_path):
+    """An unfinished run is read once it is this call's own: before, the store gives its head."""
+    asked = []
+
+    class Noting:
+        def __init__(self, store):
+            self._store = store
+
+        def __getattr__(self, name):
+            method = getattr(self._store, name)
+            if name not in ("head", "read", "acquire", "marks", "names", "get"):
+                return method
+
+            def noted(*args, **kwargs):
+                asked.append(name)
+                return method(*args, **kwargs)
+
+            return noted
+
+    fails = [True]
+
+    @workflow
+    def once():
+        if fails:
+            raise OSError("once")
+        return "done"
+
+    stepwise.configure(store=Noting(open_store(f"disk:{tmp_path}/store")))
+    with pytest.raises(OSError, match="once"):
+        once()
+    fails.clear()
+    asked.clear()
+    assert once() == "done"
+    assert asked[: asked.index("acquire")] == ["head"]
+    (run,) = stepwise.runs()
+    asked.clear()
+    assert once.options(run_id=run.id)() == "done"  # a result needs no lease
+    assert "acquire" not in asked
 
 
 # -- who waits for whom --------------------------------------------------------------------------
