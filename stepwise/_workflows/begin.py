@@ -374,6 +374,7 @@ def open_run(
     Raises:
         RunBusyError, RunOwnedError: another thread or process is executing the run, or the run is
             no longer the intended one.
+        RunNotFoundError: the call continues a recorded run, which was deleted since.
         RunConflictError: its id belongs to a run with other arguments.
         SupersededError: its adopted branch goes on instead.
         JournalLostError: records of side effects are missing.
@@ -390,7 +391,8 @@ def open_run(
         opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
     # There is no result yet of a run that is expected as unfinished, or that has no head.
-    is_unknown = call.meant is not None or call.store.head(call.run_id) is None
+    is_new = not call.recorded and call.store.head(call.run_id) is None
+    is_unknown = call.meant is not None or is_new
     facts, recall = (None, None) if is_unknown else recall_run(call, seal)
     if recall is not None:
         return recall
@@ -402,7 +404,7 @@ def open_run(
     try:
         _acquire(lease, child=current_scope() is not None)
         # The owner may have completed the run meanwhile, or its head be lost.
-        if call.meant is not None or facts is not None or lease.epoch > 1:
+        if call.recorded or call.meant is not None or facts is not None or lease.epoch > 1:
             facts, recall = recall_run(call, seal)
         if recall is None:
             if call.needs_turn:
@@ -473,17 +475,24 @@ def recall_run(call: Invocation, seal: Seal) -> tuple[RunFacts | None, Recall | 
     """Return a run's facts, or ``None`` if it is new, and its result if it has completed.
 
     Raises:
-        RunBusyError, RunConflictError, SupersededError, RunCancelled: as in :func:`open_run`.
+        RunBusyError, RunConflictError, RunNotFoundError, SupersededError, RunCancelled: as in
+            :func:`open_run`.
     """
     facts = journals.facts_of(call.store, seal, call.run_id)
+    if facts is None:
+        if call.recorded:
+            raise errors.RunNotFoundError(
+                f"run {call.run_id!r} is not continued: it was deleted from {call.store.url}. To "
+                "begin it anew, call its workflow again",
+                run_id=call.run_id,
+            )
+        return None, None
     if call.meant is not None and not call.meant(facts):
         raise errors.RunBusyError(
             f"run {call.run_id!r} is not continued here: another process did so",
             run_id=call.run_id,
             owner=None,
         )
-    if facts is None:
-        return None, None
     kept = journals.anchor_of(call.store, call.run_id)
     if kept is not None and kept.deleted and facts.created_at < kept.at:
         raise errors.JournalLostError(
@@ -892,6 +901,7 @@ class Meant(NamedTuple):
         later: True if the process has made an equal call before.
         generated: True if its id was generated now.
         told: the notice to show when the run is taken up.
+        recorded: see :class:`Invocation`.
     """
 
     run_id: str
@@ -902,6 +912,7 @@ class Meant(NamedTuple):
     later: bool = False
     generated: bool = False
     told: str = ""
+    recorded: bool = False
 
 
 class Starting:
@@ -1437,7 +1448,7 @@ class TopLevel(WorkflowCall):
     run_id = ""  # empty until chosen
     resumes = False  # True to resume a cancelled run, too
     taken: Recall | WorkflowRun | None = None
-    meant: Callable[[RunFacts | None], bool] | None = None
+    meant: Callable[[RunFacts], bool] | None = None
     joined = False  # True if another thread or process executed the run, or executes it
     opened = False
     _meant: Meant
@@ -1510,7 +1521,7 @@ class TopLevel(WorkflowCall):
             except SupersededError:
                 self._follow()
                 continue
-            except (errors.RunBusyError, errors.RunOwnedError):
+            except (errors.RunBusyError, errors.RunOwnedError, errors.RunNotFoundError):
                 if not self._meant.unfinished:
                     raise
                 self._choose_next()  # another process was faster
@@ -1587,7 +1598,7 @@ class TopLevel(WorkflowCall):
     def again(self) -> None:
         """Prepare another call of the same suspended run, and release everything else."""
         explicit = self._meant.explicit
-        self._meant = Meant(self.run_id, explicit=explicit, stopped=True)
+        self._meant = Meant(self.run_id, explicit=explicit, stopped=True, recorded=True)
         self.taken, self.opened, self._turn, self.continues = None, False, None, True
         self._starting, self._runs, self.display = None, iter(()), None
         if self.meant is not None:  # a further attribute would make CPython's dict 6 times as large
@@ -1598,14 +1609,15 @@ class TopLevel(WorkflowCall):
         self._runs = self.starting().runs()
         self._choose_next()
 
-    def mean(self, run_id: str, *, explicit: bool) -> None:
+    def mean(self, run_id: str, *, explicit: bool, recorded: bool = False) -> None:
         """Set the run to a run chosen by another process or by its id.
 
         Args:
             explicit: True if the user chose its id; see :class:`Meant`.
+            recorded: see :class:`Invocation`.
         """
         self.starting()
-        self._meant, self.run_id = Meant(run_id, explicit=explicit), run_id
+        self._meant, self.run_id = Meant(run_id, explicit=explicit, recorded=recorded), run_id
 
     @property
     def is_explicit(self) -> bool:
@@ -1641,6 +1653,7 @@ class TopLevel(WorkflowCall):
             fsync=self.options.durability != "os",
             arguments_changed=meant.stopped,
             meant=_is_unfinished if meant.unfinished else self.meant,
+            recorded=meant.recorded or meant.unfinished,
             waited=waited,
             resumes=self.resumes,
             anew=meant.generated and bool(meant.told),
@@ -1703,8 +1716,8 @@ class TopLevel(WorkflowCall):
         return _digest.combine(parts.arguments, parts.instance)
 
 
-def _is_unfinished(facts: RunFacts | None) -> bool:
-    return facts is not None and facts.status not in ("completed", "cancelled")
+def _is_unfinished(facts: RunFacts) -> bool:
+    return facts.status not in ("completed", "cancelled")
 
 
 def next_run_id(
