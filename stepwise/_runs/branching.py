@@ -391,9 +391,8 @@ def adopt(run: Any) -> None:
             entries, known = of_base.load(tolerant=True), above.superseded if above else ""
             what = f"branch {run.id!r} cannot be adopted"
             if known not in ("", run.id):
-                raise ConfigurationError(
-                    f"{what}: {known!r} was, and goes on instead of run {base!r}"
-                )
+                assert above is not None
+                raise ConfigurationError(f"{what}: {instead(run.store, run._seal, above)}")
             if above is not None and not known:
                 if above.undoing:
                     raise ConfigurationError(
