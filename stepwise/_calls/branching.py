@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,11 +61,21 @@ def policy_of(effects: Any) -> str:
     if callable(effects):
         module = getattr(effects, "__module__", None) or type(effects).__module__
         name = getattr(effects, "__qualname__", None) or type(effects).__qualname__
+        # No other process has the object, so it finds nothing by this name.
+        name += " of an object" if object_of(effects) is not None else ""
         return f"{ANSWER}{module}:{name}"
     raise ConfigurationError(
         f"effects={effects!r}: it must be 'refuse', 'collect', or a function that answers a call "
         "of a side effect: effects=lambda call: 'sent'"
     )
+
+
+def object_of(function: Any) -> Any:
+    """Return the object of a method, or an object that is called itself; ``None`` for others."""
+    if not hasattr(function, "__qualname__"):
+        return function
+    bound = getattr(function, "__self__", None)
+    return None if isinstance(bound, (type, types.ModuleType)) else bound
 
 
 def answer_with(url: str, run_id: str, effects: Any) -> None:

@@ -27,6 +27,7 @@ from stepwise._calls.doubt import (
 )
 from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._calls.steps import Step, compensated_tools
+from stepwise._checkpoints.checkpoints import lost_by_replay
 from stepwise._execution.outcomes import settled
 from stepwise._execution.viewer import view
 from stepwise._identity.identity import compensation_key
@@ -36,9 +37,10 @@ from stepwise._journal.journal import (
     beginning_of_branch,
     facts_of,
     owned_journal,
+    read_entries,
     read_one,
 )
-from stepwise._journal.projection import Calls, RecordedCall, announcements
+from stepwise._journal.projection import Calls, RecordedCall, announcements, made_again
 from stepwise._journal.records import (
     Call,
     Compensated,
@@ -186,10 +188,22 @@ def compensate(
         then = "called again, the workflow repeats them"
         if facts.superseded:
             then = f"its branch {facts.superseded} goes on, and undoes what both share"
+        elif lost := _lost(journal, facts):
+            then = (
+                f"it cannot be called again, since that would lose {lost}. To start over: "
+                f"stepwise forget {shell_word(facts.run_id)}"
+            )
         notice(f"{facts.run_id}: {count} undone; {then}")
     elif any(effect.call.child for effect in effects.newest_first):
         journal.append(head=facts)  # the child runs had nothing to undo
     return Result(done)
+
+
+def _lost(journal: Journal, facts: RunFacts) -> str:
+    """Return what is lost if the undone calls of a run are made again, as text."""
+    place = journal.store, journal.seal
+    again = made_again(read_entries(*place, facts.run_id))
+    return lost_by_replay(*place, facts, again)
 
 
 def _with_bases(journal: Journal, facts: RunFacts, above: Container[str]) -> list[RunFacts]:

@@ -386,14 +386,22 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
     return Loaded(name, state, opened.payload, vault)
 
 
-def lost_by_replay(store: Store, seal: Seal, facts: RunFacts) -> str:
+def lost_by_replay(
+    store: Store, seal: Seal, facts: RunFacts, again: Iterable[int] | None = None
+) -> str:
     """Return what a replay from the top would lose, as text: the variables that a fork was given.
 
     Its first checkpoint has them; the arguments of the run are those of its source.
+
+    Args:
+        again: the calls that must be made again; nothing is lost if that checkpoint comes before
+            all of them.
     """
     names = store.names(facts.run_id, PREFIX) if facts.forked_from else []
     loaded = load_checkpoint(Vault(store, seal, facts.run_id), names[0]) if names else None
     if loaded is not None and loaded.state.changed:
+        if again is not None and all(number > loaded.state.calls for number in again):
+            return ""
         given = ", ".join(dict.fromkeys(name for name, *_ in loaded.state.changed))
         return f"the variables that it was given at {loaded.state.where} ({given})"
     damaged = loaded is None and names and facts.base

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from stepwise import errors
-from stepwise._calls.branching import answer_with, policy_of
+from stepwise._calls.branching import answer_with, object_of, policy_of
 from stepwise._calls.parallel import check_workers, variations_of
 from stepwise._display import render
 from stepwise._execution.account import pooled
@@ -52,6 +53,7 @@ from stepwise._runtime.messages import printable
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
 from stepwise._values.preview import preview
+from stepwise._values.trees import attributes
 from stepwise.errors import ConfigurationError, RunStopped
 
 _OVER = ("completed", "failed", "cancelled")
@@ -121,7 +123,7 @@ class BranchPoint:
         """Return the id of a branch: the same for the same point, variables and policy.
 
         A function that answers side effects counts with its code, and with the texts and numbers
-        that it captured.  A list may be the function's own notes.
+        that it or its object holds.  A list may be the function's own notes.
 
         Raises:
             ConfigurationError: two values of a variable might not be told apart.
@@ -138,9 +140,20 @@ class BranchPoint:
                     "that a module has by its name"
                 ) from error
         if callable(effects):
-            captured = [each for each in contents(effects) if type(each) in digest.ATOMS]
-            facts += [version_of(effects).id, *map(digest.digest, captured)]
+            held = [each for each in _held_by(effects) if type(each) in digest.ATOMS]
+            facts += [version_of(effects).id, *map(digest.digest, held)]
         return f"{self.run.id}.{place + 1}-{digest.combine(policy_of(effects), *facts)[:12]}"
+
+
+def _held_by(function: Any) -> list[Any]:
+    """Return what a function holds: captured, as defaults, and as attributes of its object."""
+    while isinstance(function, functools.partial):  # its version has what it binds
+        function = function.func
+    bound = object_of(function)
+    defaults = getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)
+    named = {**(defaults[1] or {}), **(attributes(bound) if bound is not None else {})}
+    held = itertools.chain.from_iterable(sorted(named.items()))
+    return [*contents(function), *(defaults[0] or ()), *held]
 
 
 # -- the branches ----------------------------------------------------------------------------------
@@ -391,9 +404,8 @@ def adopt(run: Any) -> None:
             entries, known = of_base.load(tolerant=True), above.superseded if above else ""
             what = f"branch {run.id!r} cannot be adopted"
             if known not in ("", run.id):
-                raise ConfigurationError(
-                    f"{what}: {known!r} was, and goes on instead of run {base!r}"
-                )
+                assert above is not None
+                raise ConfigurationError(f"{what}: {instead(run.store, run._seal, above)}")
             if above is not None and not known:
                 if above.undoing:
                     raise ConfigurationError(

@@ -13,6 +13,7 @@ own, so that the source may delete the one that it was made at.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -171,7 +172,8 @@ def refuse_undone(
         entries: the records of the run, if the caller has them.
 
     Raises:
-        ConfigurationError: a call up to record ``cut`` was undone behind it.
+        ConfigurationError: a call up to record ``cut`` was undone behind it; or an adopted branch
+            is gone that may have undone the call.
     """
     waiting, met = [(facts, cut, entries)], {facts.run_id}
     for each, last, given in waiting:  # grows meanwhile
@@ -184,6 +186,14 @@ def refuse_undone(
                 "as done. Choose an earlier step (at=), or let the run go on first, which makes "
                 "that call anew"
             )
+        gone, its_cut = _gone_heir(store, seal, each)
+        for number, entry in shared.items() if gone else ():
+            if entry.number <= its_cut and _may_be_undone(store, seal, entry):
+                raise errors.ConfigurationError(
+                    f"{what}: branch {gone!r}, which was adopted and is gone, may have undone step "
+                    f"{number} of run {each.run_id!r}. Choose an earlier step (at=), or begin "
+                    f"anew: .options(fresh=True), or stepwise forget {shell_word(each.run_id)}"
+                )
         for other, branch in ((each.base, each.run_id), (each.superseded, each.superseded)):
             begins = (
                 beginning_of_branch(store, seal, branch) if other and other not in met else None
@@ -192,6 +202,31 @@ def refuse_undone(
             if begins is not None and its_facts is not None:
                 met.add(other)
                 waiting.append((its_facts, min(last, begins[0] - 1), ()))
+
+
+def _gone_heir(store: Store, seal: Seal, facts: records.RunFacts) -> tuple[str, float]:
+    """Return the deleted branch that went on instead of a run, and what both shared at most.
+
+    The branch may have been adopted instead of another adopted branch.  The id is empty if no such
+    branch is gone.
+    """
+    found: records.RunFacts | None = facts
+    cut = math.inf
+    while found is not None and found.superseded:
+        gone, begins = found.superseded, beginning_of_branch(store, seal, found.superseded)
+        found = facts_of(store, seal, gone) if begins is not None else None
+        if begins is None or found is None:
+            return gone, cut
+        cut = min(cut, begins[0] - 1)
+    return "", cut
+
+
+def _may_be_undone(store: Store, seal: Seal, announced: records.Entry) -> bool:
+    """Return whether a side effect can be undone: its arguments are recorded for that."""
+    child = announced.call.child if announced.call is not None else ""
+    if child:
+        return bool(projection.announcements(read_entries(store, seal, child)))
+    return bool(announced.payload)
 
 
 # -- the point at which it resumes ---------------------------------------------------------------

@@ -14,7 +14,13 @@ from stepwise._journal.stream import StreamLog
 from stepwise._runs.copying import Copier
 from stepwise._runs.run import Listed, each_listed, listed
 from stepwise._runs.steps import RunStatus
-from stepwise._runs.verify import ChildRuns, empty_streams, erase, note_restored
+from stepwise._runs.verify import (
+    ChildRuns,
+    delete_runs,
+    empty_streams,
+    erase,
+    note_restored,
+)
 from stepwise._runtime import settings
 from stepwise._runtime.store_urls import public_url
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, StoreError
@@ -93,7 +99,7 @@ def _with_streams(found: Iterable[Listed]) -> Iterator[Listed]:
     for each in found:
         run = each.run
         children = children or ChildRuns(run.store, run._seal)
-        ids = run._with_children(children)
+        ids = children.below(run.id)
         if any(StreamLog(run.store, run._seal, run_id).has_items() for run_id in ids):
             yield each
 
@@ -114,10 +120,10 @@ def delete_each(
         children = children or ChildRuns(each.run.store, each.run._seal)
         try:
             if streams:
-                for run_id in each.run._with_children(children):
+                for run_id in children.below(each.run.id):
                     empty_streams(each.run.store, each.run._seal, run_id)
             else:
-                each.run._delete(children)
+                delete_runs(each.run.store, each.run._seal, each.run.id, children)
         except (StepwiseError, RunStopped) as problem:
             yield each, problem
             if isinstance(problem, StoreError):

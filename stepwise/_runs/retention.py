@@ -22,7 +22,7 @@ from stepwise import errors
 from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import drop_idle_ledgers
-from stepwise._runs.run import Run, number_of_runs
+from stepwise._runs.run import number_of_runs
 from stepwise._runs.verify import (
     ChildRuns,
     delete_runs,
@@ -171,21 +171,20 @@ class _Keeper:
         """Delete a run with its child runs; return their number, or 0 if the run goes on."""
         store, run_id = self._store, head.run_id
         try:
-            ids = [*Run(store, run_id, self._seal)._with_children(children)]
-            freed = sum(map(self._weight, ids)) if self._excess else 0
-            if not delete_runs(store, self._seal, ids, lambda: store.head(run_id) == head):
-                return 0
+            freed = sum(map(self._weight, children.below(run_id))) if self._excess else 0
+            is_meant = lambda: store.head(run_id) == head  # noqa: E731
+            deleted = delete_runs(store, self._seal, run_id, children, is_meant)
         except _OF_ONE_RUN:
             return 0
-        self._freed += freed
+        self._freed += freed if deleted else 0
         if self._freed * _MEASURED >= self._excess > 0:
             self._excess = self._measured(retain)
-        return len(ids)
+        return deleted
 
     def _empty(self, run_id: str, children: ChildRuns) -> bool:
         """Delete what a run and its child runs have said; return whether there was something."""
         try:
-            ids = [*Run(self._store, run_id, self._seal)._with_children(children)]
+            ids = [*children.below(run_id)]
             return sum(empty_streams(self._store, self._seal, each) for each in ids) > 0
         except _OF_ONE_RUN:
             return False

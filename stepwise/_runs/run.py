@@ -56,6 +56,7 @@ from stepwise._runs.verify import (
     Verification,
     delete_runs,
     erase,
+    refuse_called,
     repair,
     verify,
 )
@@ -854,20 +855,13 @@ class Run:
 
         Raises:
             RunBusyError: the run or one of its child runs is being executed.
+            ConfigurationError: it is a child run, which is deleted with its caller, or branches
+                share its records.
         """
         refuse_in_branch(f"deletes no run, such as {self.id!r}")
-        self._delete(ChildRuns(self.store, self._seal))
+        refuse_called(*self._place)
+        delete_runs(*self._place, ChildRuns(self.store, self._seal))
         erase(self.store)
-
-    def _delete(self, children: ChildRuns) -> None:
-        """Delete the run and its child runs."""
-        delete_runs(self.store, self._seal, [*self._with_children(children)])
-
-    def _with_children(self, children: ChildRuns) -> Iterator[str]:
-        """Yield the id of the run, and those of its child runs."""
-        yield self.id
-        for child in children.of(self.id):
-            yield from Run(self.store, child, self._seal)._with_children(children)
 
     @contextmanager
     def _journal(self) -> Iterator[tuple[journals.Journal, list[Entry]]]:

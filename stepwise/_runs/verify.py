@@ -8,7 +8,7 @@ records of side effects may be gone, only the user can say that repeating them i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
@@ -62,6 +62,12 @@ class ChildRuns:
         # The journal of a fork names child runs of its source.
         return [each.run_id for each in found if each is not None and each.parent == run_id]
 
+    def below(self, run_id: str) -> Iterator[str]:
+        """Yield the id of a run, and those of its child runs, each after the run that calls it."""
+        yield run_id
+        for child in self.of(run_id):
+            yield from self.below(child)
+
     @cached
     def _all(self) -> dict[str, list[str]]:
         return journals.children_of(self._store, self._seal)
@@ -96,31 +102,51 @@ def erase(store: Store) -> None:
 
 
 def delete_runs(
-    store: Store, seal: Seal, ids: Sequence[str], is_meant: Callable[[], bool] = lambda: True
-) -> bool:
+    store: Store,
+    seal: Seal,
+    run_id: str,
+    children: ChildRuns | None = None,
+    is_meant: Callable[[], bool] = lambda: True,
+) -> int:
     """Delete a run with its child runs, even if only its marks are left.
 
     Nothing of it is deleted if a process executes it.
 
     Args:
-        ids: of the run, and of its child runs after those that call them.
+        children: finds the child runs; ``None`` to delete the run alone.
         is_meant: called once no process can change the run; returns whether to delete it.
 
     Returns:
-        whether it was deleted.
+        the number of deleted runs.
 
     Raises:
         RunBusyError: the run or a child run is being executed.
     """
-    with Lease(store, ids[0]).acquire(child=current_scope() is not None) as lease:
+    with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
         if not is_meant():
-            return False
+            return 0
+        # Found under the lease: nobody begins another child run from here on.
+        ids = [*children.below(run_id)] if children is not None else [run_id]
         for each in ids:
             refuse_shared(store, seal, each)
         for child in reversed(ids[1:]):
-            delete_runs(store, seal, [child])
+            delete_runs(store, seal, child)
         _delete_held(store, seal, lease)
-    return True
+    return len(ids)
+
+
+def refuse_called(store: Store, seal: Seal, run_id: str) -> None:
+    """Refuse to delete a child run: its caller would make the side effects of the run again.
+
+    Raises:
+        ConfigurationError: the message names the caller, with which the run is deleted.
+    """
+    facts = journals.facts_of(store, seal, run_id)
+    if facts is not None and facts.parent and journals.facts_of(store, seal, facts.parent):
+        raise ConfigurationError(
+            f"run {run_id!r} stays, since it is a child run of {facts.parent!r}, which would make "
+            f"its side effects again: stepwise forget {shell_word(facts.parent)} deletes both"
+        )
 
 
 def _delete_held(store: Store, seal: Seal, lease: Lease) -> None:
@@ -336,7 +362,7 @@ def repair(store: Store, seal: Seal, run_id: str, *, accept_loss: bool = False) 
         return before
     if not (before.records or before.lost) and (accept_loss or not before.effects):
         # Only marks are left: the next start begins from scratch.
-        delete_runs(store, seal, [run_id])
+        delete_runs(store, seal, run_id)
         return Verification(run_id, records=0, checkpoints=0)
     with journals.owned_journal(store, seal, run_id) as journal:
         facts = journals.facts_of(store, seal, run_id)

@@ -374,6 +374,7 @@ def open_run(
     Raises:
         RunBusyError, RunOwnedError: another thread or process is executing the run, or the run is
             no longer the intended one.
+        RunNotFoundError: the call continues a recorded run, which was deleted since.
         RunConflictError: its id belongs to a run with other arguments.
         SupersededError: its adopted branch goes on instead.
         JournalLostError: records of side effects are missing.
@@ -389,9 +390,10 @@ def open_run(
         opens: Any = _open_to_compare if debugged.compares else _open_for_debugger
         opened: Any = opens(call, seal)
         return opened  # type: ignore[no-any-return]
-    # There is no result yet of a run that is expected as unfinished, or that has no head.
+    # There is no result yet of a run that is expected as unfinished, or that is new.
     head = call.store.head(call.run_id) if call.meant is None else None
-    facts, recall = recall_run(call, seal, head) if head and head.finished else (None, None)
+    is_over = head.finished if head is not None else call.recorded and call.meant is None
+    facts, recall = recall_run(call, seal, head) if is_over else (None, None)
     if recall is not None:  # a result needs no lease
         return recall
     if call.parent is None and branch_around():
@@ -401,8 +403,8 @@ def open_run(
         busy = _acquire(lease, child=current_scope() is not None)
         # Nobody else writes under the lease, and the head may be lost.  Without the lease, a call
         # that means another run is refused now: it need not wait.
-        is_known = busy is None and (call.meant is not None or lease.epoch > 1)
-        if head is not None or is_known:
+        is_known = call.recorded or call.meant is not None or lease.epoch > 1
+        if head is not None or (busy is None and is_known):
             facts, recall = recall_run(call, seal)
         if recall is None:
             if busy is not None:
@@ -491,17 +493,24 @@ def recall_run(
         head: the head of the run, if it was read just now.
 
     Raises:
-        RunBusyError, RunConflictError, SupersededError, RunCancelled: as in :func:`open_run`.
+        RunBusyError, RunConflictError, RunNotFoundError, SupersededError, RunCancelled: as in
+            :func:`open_run`.
     """
     facts = journals.facts_of(call.store, seal, call.run_id, head)
+    if facts is None:
+        if call.recorded:
+            raise errors.RunNotFoundError(
+                f"run {call.run_id!r} is not continued: it was deleted from {call.store.url}. To "
+                "begin it anew, call its workflow again",
+                run_id=call.run_id,
+            )
+        return None, None
     if call.meant is not None and not call.meant(facts):
         raise errors.RunBusyError(
             f"run {call.run_id!r} is not continued here: another process did so",
             run_id=call.run_id,
             owner=None,
         )
-    if facts is None:
-        return None, None
     kept = journals.anchor_of(call.store, call.run_id)
     if kept is not None and kept.deleted and facts.created_at < kept.at:
         raise errors.JournalLostError(
@@ -910,6 +919,7 @@ class Meant(NamedTuple):
         later: True if the process has made an equal call before.
         generated: True if its id was generated now.
         told: the notice to show when the run is taken up.
+        recorded: see :class:`Invocation`.
     """
 
     run_id: str
@@ -920,6 +930,7 @@ class Meant(NamedTuple):
     later: bool = False
     generated: bool = False
     told: str = ""
+    recorded: bool = False
 
 
 class Starting:
@@ -1470,7 +1481,7 @@ class TopLevel(WorkflowCall):
     run_id = ""  # empty until chosen
     resumes = False  # True to resume a cancelled run, too
     taken: Recall | WorkflowRun | None = None
-    meant: Callable[[RunFacts | None], bool] | None = None
+    meant: Callable[[RunFacts], bool] | None = None
     joined = False  # True if another thread or process executed the run, or executes it
     opened = False
     _meant: Meant
@@ -1543,7 +1554,7 @@ class TopLevel(WorkflowCall):
             except SupersededError:
                 self._follow()
                 continue
-            except (errors.RunBusyError, errors.RunOwnedError):
+            except (errors.RunBusyError, errors.RunOwnedError, errors.RunNotFoundError):
                 if not self._meant.unfinished:
                     raise
                 self._choose_next()  # another process was faster
@@ -1620,7 +1631,7 @@ class TopLevel(WorkflowCall):
     def again(self) -> None:
         """Prepare another call of the same suspended run, and release everything else."""
         explicit = self._meant.explicit
-        self._meant = Meant(self.run_id, explicit=explicit, stopped=True)
+        self._meant = Meant(self.run_id, explicit=explicit, stopped=True, recorded=True)
         self.taken, self.opened, self._turn, self.continues = None, False, None, True
         self._starting, self._runs, self.display = None, iter(()), None
         if self.meant is not None:  # a further attribute would make CPython's dict 6 times as large
@@ -1631,14 +1642,15 @@ class TopLevel(WorkflowCall):
         self._runs = self.starting().runs()
         self._choose_next()
 
-    def mean(self, run_id: str, *, explicit: bool) -> None:
+    def mean(self, run_id: str, *, explicit: bool, recorded: bool = False) -> None:
         """Set the run to a run chosen by another process or by its id.
 
         Args:
             explicit: True if the user chose its id; see :class:`Meant`.
+            recorded: see :class:`Invocation`.
         """
         self.starting()
-        self._meant, self.run_id = Meant(run_id, explicit=explicit), run_id
+        self._meant, self.run_id = Meant(run_id, explicit=explicit, recorded=recorded), run_id
 
     @property
     def is_explicit(self) -> bool:
@@ -1674,6 +1686,7 @@ class TopLevel(WorkflowCall):
             fsync=self.options.durability != "os",
             arguments_changed=meant.stopped,
             meant=_is_unfinished if meant.unfinished else self.meant,
+            recorded=meant.recorded or meant.unfinished,
             waited=waited,
             resumes=self.resumes,
             anew=meant.generated and bool(meant.told),
@@ -1736,8 +1749,8 @@ class TopLevel(WorkflowCall):
         return _digest.combine(parts.arguments, parts.instance)
 
 
-def _is_unfinished(facts: RunFacts | None) -> bool:
-    return facts is not None and facts.status not in ("completed", "cancelled")
+def _is_unfinished(facts: RunFacts) -> bool:
+    return facts.status not in ("completed", "cancelled")
 
 
 def next_run_id(

@@ -60,8 +60,10 @@ class Invocation(NamedTuple):
         codec: how the run's values are recorded; see :class:`stepwise._values.codec.Codec`.
         rewritten: the function that can be entered in the middle; ``None`` if there is none.
         arguments_changed: whether a stopped attempt in this process changed the arguments.
-        meant: decides from the run's current facts (``None`` if the run was deleted) whether the
-            call still refers to the run; ``None`` if the call does so in any case.
+        meant: decides from the run's current facts whether the call still refers to the run;
+            ``None`` if the call does so in any case.
+        recorded: whether the call continues a run that was recorded, and begins none if that run
+            was deleted since.
         cut_off: whether a crash cut off the caller before it acted on the run's end: a failed run
             then continues to the same end, and is not retried.
         waited: whether the caller waited while the run was executed elsewhere.
@@ -80,7 +82,8 @@ class Invocation(NamedTuple):
     codec: str = ""
     rewritten: Rewritten | None = None
     arguments_changed: bool = False
-    meant: Callable[[RunFacts | None], bool] | None = None
+    meant: Callable[[RunFacts], bool] | None = None
+    recorded: bool = False
     cut_off: bool = False
     waited: bool = False
     resumes: bool = False

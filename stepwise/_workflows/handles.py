@@ -305,7 +305,7 @@ def call_again(
         {**options, "run_id": run.id, "store": run.store, "fresh": False}
     )
     top = TopLevel(Definition(workflow.function, chosen, workflow), instance, args, kwargs)
-    top.mean(run.id, explicit=True)
+    top.mean(run.id, explicit=True, recorded=True)
     return top
 
 

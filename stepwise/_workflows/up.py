@@ -902,13 +902,14 @@ class Happening(NamedTuple):
 
     Args:
         kind: what happened; for ``ended`` and ``left``, ``status`` says more.
+        facts: of the run, as it was when the supervisor looked: it may be deleted meanwhile.
         status: of the run at that moment.
         detail: as text.
         command: the command that continues a run that is left, as a list of words.
     """
 
     kind: Kind
-    run: Run | None = None
+    facts: RunFacts | None = None
     status: str = ""
     detail: str = ""
     command: tuple[str, ...] = ()
@@ -1443,7 +1444,8 @@ class Supervisor:
             self._said.add((about, detail))
         if run is not None and not status:
             status = "crashed" if run.facts.status == "running" else run.facts.status
-        self._report(Happening(kind, run.run if run else None, status, detail, tuple(command)))
+        facts = run.facts if run is not None else None
+        self._report(Happening(kind, facts, status, detail, tuple(command)))
 
     def _tell_of_others(self) -> None:
         """Report the runs that were not due when the supervisor ends."""
@@ -1578,7 +1580,7 @@ class Supervisor:
         now, status = None, "completed"
         if error is not None or job.lost:
             now = self._backlogs[run.store.url].look_at(run.facts.run_id)
-            status = run.run.status if now is None else now.facts.status
+            status = now.facts.status if now is not None else _status_of(run)
         self.ends[run.facts.run_id] = "crashed" if status == "running" else status
         waits = now is not None and status == "suspended" and now.facts != run.facts
         if now is None or waits:
@@ -1635,6 +1637,14 @@ class Supervisor:
 def _behind() -> float:
     """Return how many seconds the time of day is behind the monotonic clock."""
     return clock.elapsed() - clock.now()
+
+
+def _status_of(run: handles.UnfinishedRun) -> str:
+    """Return the status that a run has now, or ``deleted``."""
+    try:
+        return run.run.status
+    except errors.RunNotFoundError:
+        return "deleted"
 
 
 def _waits_for(run: handles.UnfinishedRun) -> str:

@@ -217,34 +217,36 @@ class _Reporter:
             self._put_json(what)
         elif what.kind == "ready":
             cli.note(f"up: {self._modules}: {what.detail}")
-        elif what.run is None:
+        elif what.facts is None:
             cli.note(f"up: {what.detail}")
         elif not self._is_told_by_the_run(what):
-            self._put_run(what, what.run)
+            self._put_run(what, what.facts.run_id)
 
     def _is_told_by_the_run(self, what: Happening) -> bool:
         """Return whether the run's own notice on this terminal, or another process, reports it."""
         busy = what.kind == "ended" and what.status == "running"
         return busy or (what.kind == "begun" and not what.detail and self._quiet)
 
-    def _put_run(self, what: Happening, run: Run) -> None:
+    def _put_run(self, what: Happening, run_id: str) -> None:
         verb = {"begun": "goes on", "left": "left alone"}.get(what.kind, "")
         told = ": ".join(filter(None, (verb, what.detail)))
         status = Word(what.status)
-        cli.note(f"up: {run.id} {cli.call_text(run)} ", status, f"{' ' if told else ''}{told}")
+        cli.note(
+            f"up: {run_id} {cli.call_text(what.facts)} ", status, f"{' ' if told else ''}{told}"
+        )
         if what.command:
             cli.note(f"  to continue it: {shlex.join(_short(what.command))}")
 
     def _put_json(self, what: Happening) -> None:
-        run = what.run
-        facts = {} if run is None else {"id": run.id, "workflow": run.workflow}
+        run = what.facts
+        facts = {} if run is None else {"id": run.run_id, "workflow": run.workflow}
         said = {
             "status": what.status or None,
             "detail": what.detail or None,
             "command": list(what.command) or None,
         }
         if run is not None and what.kind in ("left", "problem"):
-            self._left[run.id] = {**facts, **said}
+            self._left[run.run_id] = {**facts, **said}
         line = {"event": what.kind, **facts, **said, "at": time.time()}
         click.echo(json.dumps(line), file=self._out)
 

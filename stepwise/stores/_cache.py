@@ -6,6 +6,7 @@ or unpickled.  Rejected: a table of the store, whose rows must never be evicted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -16,7 +17,7 @@ import diskcache
 
 from stepwise._runtime.forks import process_lock
 from stepwise.errors import StoreError
-from stepwise.stores._files import make_folder
+from stepwise.stores._files import StoreConnection, make_folder
 
 T = TypeVar("T")
 
@@ -51,6 +52,27 @@ class _InRows(diskcache.Disk):  # type: ignore[misc]
 
     def remove(self, file_path: str) -> None:
         """Leave all files alone: no value is in a file."""
+
+
+class _Cache(diskcache.Cache):  # type: ignore[misc]
+    """A diskcache with a connection of ours."""
+
+    @property
+    def _con(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "con", None)
+        if connection is None:
+            # As diskcache connects, which takes no class.
+            connection = self._local.con = sqlite3.connect(
+                os.path.join(self.directory, diskcache.core.DBNAME),
+                timeout=self._timeout,
+                isolation_level=None,
+                factory=StoreConnection,
+            )
+            with contextlib.suppress(sqlite3.OperationalError):  # there are no settings yet
+                for key, value in connection.execute("SELECT key, value FROM Settings").fetchall():
+                    if key.startswith("sqlite_"):
+                        self.reset(key, value, update=False)
+        return connection
 
 
 class ByteCache:
@@ -135,9 +157,7 @@ class ByteCache:
             self._cache = None
         if self._cache is None:
             make_folder(self._database, ())
-            self._cache = diskcache.Cache(
-                self.folder, timeout=_BUSY_SECONDS, disk=_InRows, **_SETTINGS
-            )
+            self._cache = _Cache(self.folder, timeout=_BUSY_SECONDS, disk=_InRows, **_SETTINGS)
             self._opened = pid, 0
         if size_limit and self._opened[1] != size_limit:
             self._cache.reset("size_limit", size_limit)

@@ -44,6 +44,10 @@ _NETWORK = (
 )  # fmt: skip
 
 
+class StoreConnection(sqlite3.Connection):
+    """A connection of ours, which is no twin of a connection that the user's steps are given."""
+
+
 def check_path(path: str) -> None:
     """Refuse a path that diskcache would silently expand; checked before each opening."""
     if os.path.expandvars(path) != path:

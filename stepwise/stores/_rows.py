@@ -42,7 +42,7 @@ from typing import Any, NoReturn, TypeVar
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._values.unpickling import Data
-from stepwise.stores._files import IN_FILES, Values, damaged, sync
+from stepwise.stores._files import IN_FILES, StoreConnection, Values, damaged, sync
 from stepwise.stores.base import FORMAT, Batch, Head, Owner, Words, other_format, to_bytes
 
 R = TypeVar("R")
@@ -349,10 +349,6 @@ def inode(path: str) -> tuple[int, int] | None:
     return there.st_ino, there.st_dev
 
 
-class _StoreConnection(sqlite3.Connection):
-    """A connection of ours, which is no twin of a connection that the user's steps are given."""
-
-
 class Rows:
     """The open database of a store, which writes in transactions only.
 
@@ -450,7 +446,7 @@ class Rows:
             isolation_level=None,
             check_same_thread=False,
             uri=self.to_read,
-            factory=_StoreConnection,
+            factory=StoreConnection,
         )
         connection.text_factory = _text
         try:

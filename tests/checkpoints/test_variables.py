@@ -449,6 +449,34 @@ RULES = {
             line = connect()
             return [read(line, 1), read(line, 2), read(line, 3)]
     """,
+    "a connection that a side effect is given beside the cache": """
+        import datetime, sqlite3
+
+        @stepwise.resource
+        def connect():
+            return sqlite3.connect(":memory:")
+
+        @step(cache=datetime.timedelta(days=1))
+        def twice(number):
+            return 2 * number
+
+        @tool(side_effect=True, in_doubt="retry")
+        def read(line, number):
+            return work(number)
+
+        @workflow
+        def other():
+            return twice(1)
+
+        @workflow
+        def reads():
+            line = connect()
+            return [read(line, 1), read(line, 2), read(line, 3)]
+
+        def run():
+            other.options(fresh=True)()
+            return reads()
+    """,
     "a resource that takes no weak reference": """
         import sqlite3
 

@@ -567,6 +567,59 @@ def test_no_fork_goes_on_from_what_the_adopted_branch_has_undone():
     assert run.fork(at=0).status == "ready"
 
 
+@pytest.mark.parametrize("part", parts)
+def test_nothing_goes_on_from_what_a_deleted_branch_may_have_undone(part):
+    """What an adopted branch may have undone before it was deleted counts as done for nobody."""
+    run = go_on(part=part)
+    [other] = run.branch(at=1, variations=[{"model": "d"}], effects="collect")
+    one = adopted(run)
+    go_on(part=part)
+    two = adopted(one, "c")
+    go_on(part=part)
+    assert undone(two) == ["c hotel", "flight"]
+    two.delete()
+    gone = f"branch '{two.id}', which was adopted and is gone, may have undone step 1"
+    for each in (run, one, other.run):
+        for refuse in (each.fork, each.branch):
+            with pytest.raises(stepwise.ConfigurationError, match=gone):
+                refuse(at=1)
+        assert each.fork(at=0).status == "ready"
+    assert calls[-1] == ("undo", "flight")
+
+
+@workflow(retention="all")
+def late(topic, model="a"):
+    think(topic)
+    return book(f"{model} hotel")
+
+
+def test_an_undone_branch_says_whether_it_can_be_called_again(capsys):
+    """A branch whose variables a second try would lose says so, and how to start over."""
+    stepwise.configure(quiet=False)
+    run = go_on()
+    heir = adopted(run)
+    go_on()
+    capsys.readouterr()
+    assert undone(heir) == ["b hotel", "flight"]
+    assert "it cannot be called again, since that would lose" in capsys.readouterr().err
+    with pytest.raises(stepwise.CodeChangedError, match=r"would lose .* \(model\)"):
+        go_on()
+    heir.delete()
+    run.delete()
+    [heir] = late.options(run_id="base").execute("x").branch(1, [{"model": "b"}], effects="collect")
+    heir.adopt()
+    called = late.options(run_id="base")
+    with pytest.raises(stepwise.RunSuspended):
+        called("x")
+    answer(heir.run)
+    called("x")
+    capsys.readouterr()
+    assert undone(heir.run) == ["b hotel"]
+    assert "called again, the workflow repeats them" in capsys.readouterr().err
+    assert called("x") == "b hotel"
+    assert calls[-1] == ("book", "b hotel")
+
+
 def test_the_variables_of_a_branch_are_not_lost():
     """A branch that would have to begin at the top says which variables that would lose."""
     run = agent.options(run_id="base").execute("tides")

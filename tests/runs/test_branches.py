@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import threading
@@ -645,11 +646,30 @@ def test_another_answer_is_another_branch():
     def answering(text):
         return lambda call: text
 
-    given = [answering("one"), answering("two"), lambda call: "three", lambda call: "four"]
+    one, two = Answering("one"), Answering("two")
+    given = {
+        "captured": [answering("one"), answering("two")],
+        "code": [lambda call: "one", lambda call: "two"],
+        "method": [one.says, two.says],
+        "partial method": [functools.partial(each.says, more="!") for each in (one, two)],
+        "object": [one, two],
+        "default": [lambda call, text=text: text for text in ("one", "two")],
+    }
     for _ in range(2):
-        found = [run.branch(at=2, effects=each)[0] for each in given]
-        assert [each.result[0] for each in found] == ["one", "two", "three", "four"]
-        assert len({each.run.id for each in found}) == 4
+        found = [run.branch(at=2, effects=each)[0] for pair in given.values() for each in pair]
+        assert [each.result[0].strip("!") for each in found] == ["one", "two"] * len(given)
+        assert len({each.run.id for each in found}) == 2 * len(given)
+
+
+class Answering:
+    def __init__(self, text):
+        self.text, self.notes = text, []
+
+    def says(self, call, more=""):
+        self.notes.append(call)
+        return self.text + more
+
+    __call__ = says
 
 
 def test_the_policy_stays_with_the_branch():
@@ -1010,6 +1030,12 @@ def answer(call):
     note(f"answer {call.arguments['text']}")
     return "answered"
 
+class Answering:
+    def says(self, call):
+        return "answered"
+
+    __call__ = says
+
 @workflow(retention="all")
 def agent(topic, model="a"):
     found = [think(number, model) for number in range(2)]
@@ -1058,13 +1084,15 @@ def test_another_program_resumes_a_branch(tmp_path):
         "import program, stepwise; run = stepwise.get_run('base'); "
         "from stepwise._runs.branching import make; "
         "[print(make(run, 2, [{'model': 'b'}], each)[0].run.id) "
-        "for each in (program.answer, lambda call: 'unknown')]"
+        "for each in (program.answer, program.Answering().says, program.Answering(), "
+        "lambda call: 'unknown')]"
     )
     done = python("-c", made, cwd=tmp_path)
-    known, unknown = done.stdout.split()
+    known, *unknown = done.stdout.split()
     call = "import program; print(program.agent.options(run_id={!r})('tides'))"
     done = python("-c", call.format(known), cwd=tmp_path)
     assert "'answered'" in done.stdout, done.stderr
-    done = python("-c", call.format(unknown), cwd=tmp_path)
-    assert "cannot import" in done.stderr
+    for each in unknown:
+        done = python("-c", call.format(each), cwd=tmp_path)
+        assert "cannot import" in done.stderr, each
     assert "SENT b" not in (tmp_path / "log").read_text()

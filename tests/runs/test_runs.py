@@ -13,6 +13,7 @@ from outside import Log
 
 import stepwise
 from stepwise import cli, step, tool, workflow
+from stepwise._journal.lease import Lease
 from stepwise._journal.records import Call, Ended, Entry, Handled, Intent, Outcome, Resumed
 from stepwise._matching.pool import Pool
 from stepwise._runs.steps import steps_of
@@ -333,6 +334,53 @@ def test_delete():
     forget_process()
     assert parent() == ["a"]
     assert done == ["a", "a"]
+
+
+def test_a_child_run_is_deleted_with_its_caller():
+    """A child run is not deleted alone: called again, its caller would repeat its side effects."""
+
+    @workflow
+    def parent():
+        return chain("a")
+
+    run = parent.execute()
+    child = stepwise.get_run(run.steps[0].child)
+    with pytest.raises(stepwise.ConfigurationError, match=f"stepwise forget {run.id} deletes both"):
+        child.delete()
+    assert child.status == "completed"
+    run.delete()
+    assert stepwise.runs() == []
+
+
+def test_a_child_run_that_begins_before_the_deletion(monkeypatch):
+    """A child run that its caller begins while the deletion begins is deleted, too."""
+    stops = [True]
+
+    @step
+    def stop():
+        if stops:
+            raise SystemExit
+
+    @workflow
+    def parent():
+        stop()
+        return chain("a")
+
+    with pytest.raises(SystemExit):
+        parent()
+    run, acquire = stepwise.get_run(parent.run_id_for()), Lease.acquire
+
+    def after_the_run(lease, **how):
+        if lease.run_id == run.id:
+            monkeypatch.undo()
+            stops.clear()
+            parent()
+        return acquire(lease, **how)
+
+    monkeypatch.setattr(Lease, "acquire", after_the_run)
+    run.delete()
+    assert done == ["a"]
+    assert list(run.store.heads()) == []
 
 
 def test_a_run_in_progress_keeps_its_child_runs():

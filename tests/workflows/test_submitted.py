@@ -443,7 +443,7 @@ def test_not_before_its_time():
     said = once(most=1)
     assert done == ["now", "past"]
     assert "not before" in said[-1].detail
-    assert (said[-1].kind, said[-1].run.id) == ("left", run.id)
+    assert (said[-1].kind, said[-1].facts.run_id) == ("left", run.id)
     assert "not before" in str(run.waits[0])
 
 
@@ -497,7 +497,7 @@ def test_a_run_that_somebody_began_is_not_begun_again(monkeypatch):
     with made._here._output:
         made.run()
     assert sorted(done) == ["a", "b", "c"]
-    assert [each.run.id for each in said if each.kind == "begun"] == ["a", "c"]
+    assert [each.facts.run_id for each in said if each.kind == "begun"] == ["a", "c"]
 
 
 def test_cancelled_before_it_begins():
@@ -595,7 +595,7 @@ def test_unknown_workflows_are_left():
         made.run()
     assert (done, stepwise.get_run("e0").status) == (["a"], "suspended")
     left = [each for each in said if each.kind == "left"]
-    assert {each.run.id for each in left} == {"e0", "n0"}
+    assert {each.facts.run_id for each in left} == {"e0", "n0"}
     assert len(left) == 2
     assert all("its workflow is not in these modules" in each.detail for each in left)
     assert "no stepwise up has it now" in python("stepwise", "show", "e0").stdout

@@ -201,10 +201,48 @@ def test_a_run_that_cannot_be_read_stops_no_other(monkeypatch):
     said = once()
     assert done == ["other"]
     assert ("problem", bad, "it cannot be read: message 1 is damaged") in [
-        (each.kind, each.run.id if each.run else "", each.detail) for each in said
+        (each.kind, each.facts.run_id if each.facts else "", each.detail) for each in said
     ]
     recovered = stepwise.recover()
     assert [(run.id, why) for run, why in recovered.left] == [(bad, "message 1 is damaged")]
+
+
+@pytest.mark.parametrize("made", [job, ajob])
+def test_a_run_that_is_deleted_before_it_is_begun(made, monkeypatch):
+    """A run that is deleted after the supervisor looked is not begun anew, and stops no other."""
+    gone = made.submit("gone")
+    made.submit("other")
+    begin = module.Supervisor._begin
+
+    def deleted_before(supervisor, plan, turn=None):
+        if plan.run.facts.run_id == gone.id:
+            gone.delete()
+        begin(supervisor, plan, turn)
+
+    monkeypatch.setattr(module.Supervisor, "_begin", deleted_before)
+    said = once()
+    assert done == ["other"]
+    assert ("ended", gone.id, "deleted") in [
+        (each.kind, each.facts.run_id, each.status) for each in said if each.facts
+    ]
+    assert [run.status for run in stepwise.runs()] == ["completed"]
+
+
+def test_recover_begins_no_deleted_run(monkeypatch):
+    """The handle of a run that was deleted after ``recover()`` looked raises that it is gone."""
+    run = stepwise.get_run(cut_off("gone"))
+    again = UnfinishedRun.again
+
+    def deleted_behind(found):
+        top = again(found)
+        run.delete()
+        return top
+
+    monkeypatch.setattr(UnfinishedRun, "again", deleted_behind)
+    (handle,) = stepwise.recover()
+    with pytest.raises(stepwise.RunNotFoundError, match="it was deleted"):
+        handle.result(60)
+    assert (done, stepwise.runs()) == ([], [])
 
 
 def test_runs_that_are_to_be_cancelled_go_on():

@@ -23,7 +23,7 @@ import stepwise
 from stepwise import CheckpointStore, RecoverableAgent, RunSuspended, step, tool, workflow
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Result, Wait, drive
-from stepwise._execution import suspension
+from stepwise._execution import message_watcher, suspension
 from stepwise._execution.active_run import live_runs
 from stepwise._execution.concurrency import Gong
 from stepwise._runtime import clock, settings
@@ -265,6 +265,27 @@ def test_a_started_run_is_woken_in_place(flow):
 
     assert asyncio.run(main()) == [1, None, 2]
     assert stepwise.get_run("r").status == "completed"
+
+
+def test_a_started_run_that_is_deleted_ends_its_handle(flow, monkeypatch):
+    """A deleted run begins no new life when it would be woken: its handle says that it is gone."""
+    monkeypatch.setattr(message_watcher, "SLOW_POLL", 0.01)
+    begun = []
+
+    async def main():
+        handle = flow.start()
+        run = handle.run
+        # A suspended run that still unwinds has an owner, and cannot be deleted yet.
+        await asyncio.to_thread(until, lambda: run.status == "suspended" and run.owner is None)
+        begun.append(run.created_at)
+        run.delete()
+        result = handle.result(60)
+        return await result if asyncio.iscoroutine(result) else result
+
+    with pytest.raises(stepwise.RunNotFoundError, match="'r' is not continued: it was deleted"):
+        asyncio.run(main())
+    assert begun
+    assert stepwise.runs() == []
 
 
 def test_a_store_that_fails_while_a_started_run_waits(flow, monkeypatch):
