@@ -764,7 +764,7 @@ def test_metrics_are_what_the_journals_have(place):
     pathlib.Path("shut c").touch()
     with staying("--metrics", "0", "jobs") as (process, errors):
         until(lambda: [*map(status, ids)].count("completed") == 2 and "work c" in lines())
-        assert scraped(errors)[("stepwise_up_slots_in_use",)] == 1
+        until(lambda: scraped(errors)[("stepwise_up_slots_in_use",)] == 1)
         process.kill()
         process.wait()
     pathlib.Path("shut c").unlink()
