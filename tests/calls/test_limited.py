@@ -20,7 +20,7 @@ from stepwise._calls.rate_limits import left_of, refusal_of
 from stepwise._execution import limit_turns
 from stepwise._journal.journal import seal_for
 from stepwise._journal.limit_store import LIMITS, HolderLease, StoredLedger, is_dead, ledgers
-from stepwise._runtime import settings
+from stepwise._runtime import clock, settings
 from stepwise.stores import Batch, open_store
 
 gates = {}
@@ -162,10 +162,13 @@ def test_waiting_calls_hold_no_thread(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["step", "side effect"])
-def test_a_run_that_waits_long_is_suspended(tmp_path, kind):
+def test_a_run_that_waits_long_is_suspended(tmp_path, monkeypatch, kind):
     """It leaves memory until its turn, says what it waits for, and keeps its place in the queue."""
     stepwise.configure(store=f"disk:{tmp_path}/store", suspend_after=0.05)
-    limit = Limit("api", requests=1, per=1.5)
+    passed, now, elapsed = [0.0], clock.now, clock.elapsed
+    monkeypatch.setattr(clock, "now", lambda: now() + passed[0])
+    monkeypatch.setattr(clock, "elapsed", lambda: elapsed() + passed[0])
+    limit = Limit("api", requests=1, per=600)
     decorate = step(limit=limit) if kind == "step" else tool(side_effect=True, limit=limit)
 
     @decorate
@@ -177,7 +180,7 @@ def test_a_run_that_waits_long_is_suspended(tmp_path, kind):
     def flow():
         return [ask(0), ask(1)]
 
-    began = time.time()
+    began = clock.now()
     with pytest.raises(RunSuspended, match="it waits for the limit 'api'") as caught:
         flow()
     (wait,) = caught.value.waits
@@ -187,7 +190,7 @@ def test_a_run_that_waits_long_is_suspended(tmp_path, kind):
     assert [each.status for each in run.steps] == ["completed", "waiting"]
     assert "the limit 'api'" in str(run.why())
     while True:  # as `stepwise up` does it, at the moment that is said
-        time.sleep(max(0.0, wait.until - time.time()))
+        passed[0] += max(0.0, wait.until - clock.now())
         try:
             assert flow() == [0, 1]
             break

@@ -7,6 +7,7 @@ import threading
 from contextlib import nullcontext
 
 import pytest
+from clocks import LIMIT, late_once
 from flows import aflow_of, flow_of
 
 import stepwise
@@ -310,13 +311,15 @@ def test_a_task_that_outlives_a_failed_attempt():
     assert "outlived an attempt of" in TRIED[0]
 
 
-def test_a_body_past_its_timeout_makes_no_more_calls():
+def test_a_body_past_its_timeout_makes_no_more_calls(monkeypatch):
     """A synchronous body that was abandoned after its timeout cannot do what its retry does."""
-    go_on, over = threading.Event(), threading.Event()
+    begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
+    late_once(monkeypatch, begun)
 
-    @step(retries=1, backoff=0, timeout=1)
+    @step(retries=1, backoff=0, timeout=LIMIT)
     def crew():
         if stepwise.current_step().attempt == 1:
+            begun.set()
             go_on.wait()
             try:
                 send("a")
@@ -331,9 +334,10 @@ def test_a_body_past_its_timeout_makes_no_more_calls():
     assert len(TRIED) == 1
 
 
-def test_a_side_effect_past_the_timeout_of_its_step_is_in_doubt():
+def test_a_side_effect_past_the_timeout_of_its_step_is_in_doubt(monkeypatch):
     """The retry of a step that was abandoned in a side effect asks whether that happened."""
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
+    late_once(monkeypatch, begun)
 
     def look(call):
         ASKED.append(call.idempotency_key)
@@ -343,9 +347,10 @@ def test_a_side_effect_past_the_timeout_of_its_step_is_in_doubt():
     @tool(side_effect=True, in_doubt=look)
     def slow():
         SENT.append(stepwise.current_step().idempotency_key)
+        begun.set()
         go_on.wait()
 
-    crew = step(name="crew", retries=1, backoff=0, timeout=1)(lambda: [slow()])
+    crew = step(name="crew", retries=1, backoff=0, timeout=LIMIT)(lambda: [slow()])
     assert run(crew) == ["sent"]
     assert len(SENT) == 1
     assert ASKED == SENT

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from calls import Calls
-from clocks import LIMIT
+from clocks import LIMIT, late_once
 
 import stepwise
 from stepwise import ArgumentMutatedWarning, Landed, step, tool, workflow
@@ -268,13 +268,8 @@ def test_a_body_in_an_executor_records_no_change():
 
 def test_a_body_past_its_timeout_records_no_change(monkeypatch):
     """What an abandoned body has changed is told, and is not recorded."""
-    changed, go, wait = threading.Event(), threading.Event(), threading.Event.wait
-
-    def over(event, timeout=None):
-        """Be over as soon as the body has changed its argument, however slow the machine is."""
-        return wait(event, timeout) if timeout != LIMIT else not wait(changed, 300)
-
-    monkeypatch.setattr(threading.Event, "wait", over)
+    changed, go = threading.Event(), threading.Event()
+    late_once(monkeypatch, changed)
 
     @step(timeout=LIMIT)
     def slow(items):

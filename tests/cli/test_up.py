@@ -698,6 +698,10 @@ def test_what_a_signal_cut_short_is_due_at_once(place):
 KEEPING = f"{JOBS}\nstepwise.configure(retain=stepwise.Retain(runs=4))\n"
 
 
+def deleted(said):
+    return sum(map(int, re.findall(r"retention: deleted (\d+) run", said)))
+
+
 def test_several_up_keep_a_store_small(place):
     """Several ``up`` delete the oldest runs together, report no problem, and leave the others."""
     program("import jobs; [jobs.job(str(n)) for n in range(30)]")
@@ -708,10 +712,8 @@ def test_several_up_keep_a_store_small(place):
     with staying("jobs") as (_, errors), staying("jobs") as (_, others):
         until(lambda: store.count_heads() == 4)
         until(lambda: status(run_id) == "completed")
-        until(lambda: "retention: deleted" in errors.read_text() + others.read_text())
-        said = errors.read_text() + others.read_text()
-    assert sum(map(int, re.findall(r"retention: deleted (\d+) run", said))) >= 28
-    assert "retention: the" not in said
+        until(lambda: deleted(errors.read_text() + others.read_text()) >= 28)
+    assert "retention: the" not in errors.read_text() + others.read_text()
     assert status("b") == "suspended"
 
 
@@ -764,7 +766,7 @@ def test_metrics_are_what_the_journals_have(place):
     pathlib.Path("shut c").touch()
     with staying("--metrics", "0", "jobs") as (process, errors):
         until(lambda: [*map(status, ids)].count("completed") == 2 and "work c" in lines())
-        assert scraped(errors)[("stepwise_up_slots_in_use",)] == 1
+        until(lambda: scraped(errors)[("stepwise_up_slots_in_use",)] == 1)
         process.kill()
         process.wait()
     pathlib.Path("shut c").unlink()

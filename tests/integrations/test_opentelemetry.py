@@ -12,6 +12,7 @@ import sys
 import threading
 
 import pytest
+from clocks import LIMIT, be_late
 from harness import Watched, python
 
 pytest.importorskip("opentelemetry.sdk")
@@ -501,24 +502,28 @@ def test_runs_side_by_side(seen):
 
 def test_coroutines_that_fail(seen):
     """A coroutine step that takes too long is retried below its span; a cancelled one is marked."""
-    tries = []
+    tries, begun = [], asyncio.Event()
 
-    @step(timeout=0.5, retries=1, backoff=0)
+    @step(timeout=LIMIT, retries=1, backoff=0)
     async def slow():
         tries.append(1)
         with seen.own.start_as_current_span(f"try {len(tries)}"):
             if len(tries) == 1:
-                await asyncio.sleep(60)
+                be_late()
+                await asyncio.Event().wait()
 
     @step
     async def endless():
-        await asyncio.sleep(60)
+        begun.set()
+        await asyncio.Event().wait()
 
     @workflow
     async def patient():
         await slow()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(endless(), 0.01)
+        call = asyncio.ensure_future(endless())
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait([call])
 
     asyncio.run(patient())
     slow_ = ("step slow", [("try 1", []), ("retry slow", [("try 2", [])])])

@@ -18,12 +18,6 @@ from stepwise.ui._reading import RunReader
 OWNED = "<script>document.title='owned'</script>"
 
 
-@pytest.fixture(autouse=True)
-def _slow_machine(monkeypatch):
-    """A page has the time that its rows take."""
-    monkeypatch.setattr(_reading, "_SECONDS", 3600)
-
-
 @step
 def think(topic):
     stepwise.spend(usd=0.01)
