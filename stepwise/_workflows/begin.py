@@ -391,22 +391,22 @@ def open_run(
         return opened  # type: ignore[no-any-return]
     # There is no result yet of a run that is expected as unfinished, or that has no head.
     head = call.store.head(call.run_id) if call.meant is None else None
-    facts, recall = recall_run(call, seal, head) if head and head.finished else (None, None)
-    if recall is not None:  # a result needs no lease
-        return recall
+    facts, recall = None, None
+    if head is not None and (head.finished or call.explicit):
+        # A result needs no lease, and a call with other arguments leaves the run to its last owner.
+        facts, recall = recall_run(call, seal, head)
+        if recall is not None:
+            return recall
     if call.parent is None and branch_around():
         _refuse_in_branch(call, seal)
     lease = Lease(call.store, call.run_id)
     try:
-        busy = _acquire(lease, child=current_scope() is not None)
-        # Nobody else writes under the lease, and the head may be lost.  Without the lease, a call
-        # that means another run is refused now: it need not wait.
-        is_known = busy is None and (call.meant is not None or lease.epoch > 1)
-        if head is not None or is_known:
+        _acquire(lease, child=current_scope() is not None)
+        # Nobody else writes now; the owner may have completed the run meanwhile, or its head be
+        # lost.
+        if call.meant is not None or head is not None or lease.epoch > 1:
             facts, recall = recall_run(call, seal)
         if recall is None:
-            if busy is not None:
-                raise busy  # noqa: TRY301
             if call.needs_turn:
                 raise NoTurnError  # noqa: TRY301
             return kind(call, *_take_up(call, seal, lease, facts))
@@ -464,19 +464,17 @@ def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
     return ComparedRun(look, call, *_take_up(call, seal, lease, facts))
 
 
-def _acquire(lease: Lease, *, child: bool) -> errors.RunBusyError | errors.RunOwnedError | None:
-    """Acquire a lease; return the error if another thread or process executes the run."""
+def _acquire(lease: Lease, *, child: bool) -> None:
     try:
         lease.acquire(child=child)
-    except (errors.RunBusyError, errors.RunOwnedError) as error:
+    except (errors.RunBusyError, errors.RunOwnedError):
         # A Ctrl-C at the beginning or the end of an attempt may have left its lease held.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
                 active.close()
                 lease.acquire(child=child)
-                return None
-        return error
-    return None
+                return
+        raise
 
 
 # -- a completed run -----------------------------------------------------------------------------
