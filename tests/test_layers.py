@@ -534,9 +534,9 @@ ENTERED = {
     "a step without a checkpoint": 28,
     "a step with its checkpoint": 37,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 68,
-    "an approved tool, its owner's side": 59,  # 58 if the answer comes at once
-    "an instrumented model call": 48,
+    "a resume, to the end of its run": 67,
+    "an approved tool, its owner's side": 58,  # 57 if the answer comes at once
+    "an instrumented model call": 47,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import AsyncGeneratorType
 from typing import Any
@@ -20,6 +20,19 @@ pending: ContextVar[Frame | None] = ContextVar("stepwise_pending_frame", default
 
 enter: Callable[[], Frame | None] = pending.get
 """Called on entry of every rewritten function; returns its frame, or ``None`` to run plainly."""
+
+
+_VISITED = "@^^"  # the prefix of marks of entered branches: hidden variables, see ``scope``
+
+
+def visited_name(number: int) -> str:
+    """Return the name of the hidden variable that is set once a branch was entered."""
+    return f"{_VISITED}{number}"
+
+
+def visited_in(names: Iterable[str]) -> set[int]:
+    """Return the numbers of the branches that were entered."""
+    return {int(name[len(_VISITED) :]) for name in names if name.startswith(_VISITED)}
 
 
 def visible(function: Callable[..., Any], names: Any) -> Any:

@@ -8,7 +8,7 @@ identifier holds, so that no ``NameError`` suggests them.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stepwise._rewrite.source import FunctionNode, children, walk
@@ -16,8 +16,8 @@ from stepwise._rewrite.source import FunctionNode, children, walk
 ENTER, VISIBLE = "@(", "@)"  # functions of this package, in cells
 # Local variables.
 FRAME, TARGET, VALUES, CHOICE, ASKS = "@[]", "@>", "@{}", "@|", "@?"
-# Prefixes before a number: the hidden variables of loops, and the marks of entered branches.
-_ITERATOR, _ITEM, _VISITED = "@::", "@==", "@^^"
+# Prefixes before a number: the hidden variables of loops.
+_ITERATOR, _ITEM = "@::", "@=="
 LISTING = ("locals", "vars", "dir")
 
 
@@ -29,16 +29,6 @@ def iterator_name(number: int) -> str:
 def item_name(number: int) -> str:
     """Return the name of the hidden variable that holds the item a loop has taken."""
     return f"{_ITEM}{number}"
-
-
-def visited_name(number: int) -> str:
-    """Return the name of the hidden variable that is set once a branch was entered."""
-    return f"{_VISITED}{number}"
-
-
-def visited_in(names: Iterable[str]) -> set[int]:
-    """Return the numbers of the branches that were entered."""
-    return {int(name[len(_VISITED) :]) for name in names if name.startswith(_VISITED)}
 
 
 def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:

@@ -48,6 +48,7 @@ from types import CodeType, FunctionType
 from stepwise._rewrite import scope
 from stepwise._rewrite import statement_calls as look_ahead
 from stepwise._rewrite.bound_once import made_by_calls
+from stepwise._rewrite.frame import visited_name
 from stepwise._rewrite.positions import TRIES, any_calls, calls, opens
 from stepwise._rewrite.scope import released
 from stepwise._rewrite.source import FunctionNode, walk
@@ -215,7 +216,7 @@ class _Rewriter:
 
     def visit(self) -> ast.stmt:
         """Return the store that marks the newest block as entered; a store is cheap in loops."""
-        return store(scope.visited_name(len(self._facts.blocks) - 1), ast.Constant(value=True))
+        return store(visited_name(len(self._facts.blocks) - 1), ast.Constant(value=True))
 
     def key(self, stmt: ast.stmt) -> str | int:
         """Return the key of the loop or ``with`` statement that is rewritten next."""

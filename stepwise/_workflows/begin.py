@@ -392,23 +392,24 @@ def open_run(
         return opened  # type: ignore[no-any-return]
     # There is no result yet of a run that is expected as unfinished, or that is new.
     head = call.store.head(call.run_id) if call.meant is None else None
-    is_over = head.finished if head is not None else call.recorded and call.meant is None
-    facts, recall = recall_run(call, seal, head) if is_over else (None, None)
+    if head is None:
+        is_known = call.recorded and call.meant is None
+    else:  # a call with other arguments leaves the run to its last owner
+        is_known = head.finished or call.explicit
+    facts, recall = recall_run(call, seal, head) if is_known else (None, None)
     if recall is not None:  # a result needs no lease
         return recall
     if call.parent is None and branch_around():
         _refuse_in_branch(call, seal)
     lease = Lease(call.store, call.run_id)
     try:
-        busy = _acquire(lease, child=current_scope() is not None)
-        # Nobody else writes under the lease, and the head may be lost.  Without the lease, a call
-        # that means another run is refused now: it need not wait.
-        is_known = call.recorded or call.meant is not None or lease.epoch > 1
-        if head is not None or (busy is None and is_known):
+        _acquire(lease, child=current_scope() is not None)
+        # Nobody else writes now; the owner may have completed the run meanwhile, or its head be
+        # lost.
+        is_expected = call.recorded or call.meant is not None
+        if is_expected or head is not None or lease.epoch > 1:
             facts, recall = recall_run(call, seal)
         if recall is None:
-            if busy is not None:
-                raise busy  # noqa: TRY301
             if call.needs_turn:
                 raise NoTurnError  # noqa: TRY301
             return kind(call, *_take_up(call, seal, lease, facts))
@@ -466,19 +467,17 @@ def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
     return ComparedRun(look, call, *_take_up(call, seal, lease, facts))
 
 
-def _acquire(lease: Lease, *, child: bool) -> errors.RunBusyError | errors.RunOwnedError | None:
-    """Acquire a lease; return the error if another thread or process executes the run."""
+def _acquire(lease: Lease, *, child: bool) -> None:
     try:
         lease.acquire(child=child)
-    except (errors.RunBusyError, errors.RunOwnedError) as error:
+    except (errors.RunBusyError, errors.RunOwnedError):
         # A Ctrl-C at the beginning or the end of an attempt may have left its lease held.
         for active in list(live_runs):
             if active.run_id == lease.run_id and active.is_over():
                 active.close()
                 lease.acquire(child=child)
-                return None
-        return error
-    return None
+                return
+        raise
 
 
 # -- a completed run -----------------------------------------------------------------------------

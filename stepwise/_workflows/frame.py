@@ -55,9 +55,8 @@ from stepwise._journal.records import Record, holds_plainly
 from stepwise._matching.pool import Pool
 from stepwise._rewrite.bound_once import Made
 from stepwise._rewrite.build import names_within
-from stepwise._rewrite.frame import Frame
+from stepwise._rewrite.frame import Frame, visited_in
 from stepwise._rewrite.positions import handler_at, prefix_fingerprint
-from stepwise._rewrite.scope import visited_in
 from stepwise._rewrite.source import FunctionNode
 from stepwise._rewrite.transform import Point, Rewritten
 from stepwise._runtime.events import heard

@@ -497,7 +497,8 @@ class Rows:
 
         An error or an interrupt may have left a transaction open.
         """
-        if inode(self._file) != self._inode:
+        found = inode(self._file)
+        if found is None or found != self._inode:
             return False
         self.roll_back()
         return True

@@ -283,6 +283,23 @@ def test_a_call_that_means_another_run_does_not_wait():
     assert holds(1) == 1
 
 
+def test_a_refused_call_leaves_a_run_to_its_last_owner(tmp_path):
+    """A call with other arguments takes no lease, so that displays name who executed the run."""
+
+    @workflow(run_id="one")
+    def fails(number):
+        raise OSError("once")
+
+    store = open_store(f"disk:{tmp_path}/store")
+    stepwise.configure(store=store)
+    with pytest.raises(OSError, match="once"):
+        fails(1)
+    before = store.last_owner("one")
+    with pytest.raises(RunConflictError, match="run id 'one' belongs to another call"):
+        fails(2)
+    assert store.last_owner("one") == before
+
+
 def test_a_resume_reads_its_run_under_the_lease(tmp_path):
     """An unfinished run is read once it is this call's own: before, the store gives its head."""
     asked = []
