@@ -97,6 +97,20 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
     refuse_answered(store, seal, source.facts, "forked")
     new_id = new_id or random_id(source.facts.label)
     check_values("a fork", run_id=new_id)
+    _refuse_taken(store, seal, new_id, run_id)
+    results = {source.number_of(step): value for step, value in change.results.items()}
+    cut, loaded = point_of(source, change, results)
+    what = f"run {run_id!r} cannot be forked there"
+    refuse_undone(store, seal, source.facts, cut, what, source.entries)
+    if not change.messages:
+        _refuse_messages(source, cut, loaded)
+    if not _NewRun(source, new_id, cut, loaded).copy(change.variables, results):
+        _refuse_taken(store, seal, new_id, run_id)
+    return new_id
+
+
+def _refuse_taken(store: Store, seal: Seal, new_id: str, run_id: str) -> None:
+    """Refuse the id of a run that exists for a fork of another one."""
     taken = facts_of(store, seal, new_id)
     if taken is not None:
         recorded = f"{taken.label}({taken.arguments})"
@@ -106,14 +120,6 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
             recorded=recorded,
             given=f"a fork of {run_id}",
         )
-    results = {source.number_of(step): value for step, value in change.results.items()}
-    cut, loaded = point_of(source, change, results)
-    what = f"run {run_id!r} cannot be forked there"
-    refuse_undone(store, seal, source.facts, cut, what, source.entries)
-    if not change.messages:
-        _refuse_messages(source, cut, loaded)
-    _NewRun(source, new_id, cut, loaded).copy(change.variables, results)
-    return new_id
 
 
 def refuse_answered(store: Store, seal: Seal, facts: records.RunFacts, participle: str) -> None:
@@ -434,8 +440,8 @@ class _NewRun:
         self._source, self._id, self._cut, self._loaded = source, run_id, cut, loaded
         self._effects, self._parent = effects, parent
 
-    def copy(self, variables: Mapping[str, Any], results: Mapping[int, Any]) -> None:
-        """Write a fork, which has the shared records itself."""
+    def copy(self, variables: Mapping[str, Any], results: Mapping[int, Any]) -> bool:
+        """Write a fork, which has the shared records itself; return False if the run exists."""
         loaded, now = self._loaded, time.time()
         shared = [each for each in self._source.entries if each.number <= self._cut]
         known = look_into(loaded) if loaded is not None and variables else ()
@@ -451,10 +457,13 @@ class _NewRun:
             return objects | self._checkpoint(positions[at - first], *changes)
 
         items = [(each.record, each.payload) for each in entries]
-        self._write(Position(first, None), items, beside, self._head(now))
+        return self._write(Position(first, None), items, beside, self._head(now))
 
     def share(self, variables: Mapping[str, Any]) -> None:
-        """Write a branch, which shares the records, and has a checkpoint of its own."""
+        """Write a branch, which shares the records, and has a checkpoint of its own.
+
+        A branch that exists is left: it is the same one.
+        """
         at, checkpoint, known, calls, handled, now, summary = self._source.shared(
             self._cut, self._loaded
         )
@@ -479,16 +488,23 @@ class _NewRun:
         items: Iterable[tuple[records.Record, Data]],
         beside: Callable[[list[Position]], dict[str, Data]],
         head: records.RunFacts,
-    ) -> None:
+    ) -> bool:
         """Write the first records behind a position, and the objects beside them.
 
         The messages are copied first, or the run would wait for a message that was already sent.
+
+        Returns:
+            False if the run exists: another process has written it meanwhile, or, before it was
+            killed, a child run alone.
         """
         inboxes = [Inbox(self._store, self._seal, each) for each in (self._facts.run_id, self._id)]
         with owned_journal(self._store, self._seal, self._id) as journal:
+            if facts_of(self._store, self._seal, self._id) is not None:
+                return False
             inboxes[0].copy_to(inboxes[1])
             journal.load(at)
             journal.begin_with(items, beside, head)
+        return True
 
     def _head(self, now: float) -> records.RunFacts:
         facts = self._facts

@@ -404,15 +404,17 @@ def open_run(
     lease = Lease(call.store, call.run_id)
     try:
         _acquire(lease, child=current_scope() is not None)
+        journal = _journal_of(call, seal, lease)
         # Nobody else writes now; the owner may have completed the run meanwhile, or its head be
-        # lost.
-        is_expected = call.recorded or call.meant is not None
-        if is_expected or head is not None or lease.epoch > 1:
+        # lost, or the lease as well.
+        is_known = call.recorded or head is not None or lease.epoch > 1
             facts, recall = recall_run(call, seal)
+            if facts is None:  # it was deleted meanwhile
+                journal.load()
         if recall is None:
             if call.needs_turn:
                 raise NoTurnError  # noqa: TRY301
-            return kind(call, *_take_up(call, seal, lease, facts))
+            return kind(call, *_take_up(call, journal, lease, facts))
     except BaseException:
         lease.release()
         raise
@@ -447,8 +449,8 @@ def _open_for_debugger(call: Invocation, seal: Seal) -> Recall | WorkflowRun:
     if call.explicit and facts is not None:
         check_conflict(call, seal, facts)
     call = DebuggedRun.prepared(call)
-    taken = _take_up(call, seal, Lease(call.store, call.run_id), facts)
-    return DebuggedRun(call, *taken)
+    lease = Lease(call.store, call.run_id)
+    return DebuggedRun(call, *_take_up(call, _journal_of(call, seal, lease), lease, facts))
 
 
 def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
@@ -464,7 +466,10 @@ def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
     ComparedRun.check(call, look)
     lease, call = Lease(call.store, call.run_id).acquire(), call._replace(timeout=None)
     facts = journals.facts_of(call.store, seal, call.run_id)
-    return ComparedRun(look, call, *_take_up(call, seal, lease, facts))
+    journal = _journal_of(call, seal, lease)
+    if facts is None:
+        journal.load()
+    return ComparedRun(look, call, *_take_up(call, journal, lease, facts))
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:
@@ -639,24 +644,26 @@ def check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
 _same_key: set[tuple[str, bytes]] = set()  # stores in which this process began a run
 
 
-def _take_up(
-    call: Invocation, seal: Seal, lease: Lease, facts: RunFacts | None
-) -> tuple[ActiveRun, bytes, bool]:
-    """Return the run in progress, the contents of its arguments, and whether it is new."""
-    callee = call.callee
-    journal = journals.Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
-    if facts is None:  # its lease and its head may both be lost
-        from stepwise._journal.run_facts import derive_facts  # on use, too
+def _journal_of(call: Invocation, seal: Seal, lease: Lease) -> journals.Journal:
+    return journals.Journal(call.store, seal, call.run_id, lease.epoch, fsync=call.fsync)
 
-        facts = derive_facts(call.run_id, journal.load())
-    is_new = facts is None
+
+def _take_up(
+    call: Invocation, journal: journals.Journal, lease: Lease, facts: RunFacts | None
+) -> tuple[ActiveRun, bytes, bool]:
+    """Return the run in progress, the contents of its arguments, and whether it is new.
+
+    Args:
+        journal: loaded if there are no facts.
+    """
+    callee, is_new = call.callee, facts is None
     secrets = secrets_of(call)
     around = surroundings(callee.bound, callee.instance, secret=callee.secret)
     before = bytes(record_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
         if call.parent is None:
-            check_key(call.store, seal)
+            check_key(call.store, journal.seal)
         facts, began = _start(call, journal, secrets)
     if facts.is_submitted:
         facts = facts._replace(created_at=time.time())  # now it begins

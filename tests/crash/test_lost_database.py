@@ -8,6 +8,12 @@ import shutil
 import pytest
 from command import process
 from harness import python
+from store_tools import edit
+
+import stepwise
+from stepwise import step, workflow
+from stepwise._execution import process_memory
+from stepwise.stores import open_store
 
 PROGRAM = """
 import os, signal
@@ -90,3 +96,77 @@ def test_the_advice_to_put_a_backup_back(start, home):
     assert process("restore").returncode == 0
     assert start().stdout == "done\n"
     assert paid() == 1
+
+
+# -- the rows of one run ---------------------------------------------------------------------------
+
+
+made = []
+
+
+@step
+def think(text):
+    made.append(text)
+    return f"about {text}"
+
+
+@workflow(retention="all", run_id="r")
+def agent(topic, model="a"):
+    found = think(topic)
+    if topic == "broken":
+        raise SystemExit
+    if topic == "waits":
+        stepwise.wait_for("more")
+    return think(f"{model} {found}")
+
+
+def lose_rows(url):
+    """Delete what names the owner of the run, and what lists it; the records stay."""
+    store = open_store(url)
+    edit(store, "DELETE FROM Heads")
+    edit(store, "DELETE FROM Cache WHERE key LIKE 'l/%'")
+    process_forgets()
+
+
+def process_forgets():
+    process_memory.memory.__init__()
+
+
+def call_again(topic="tides"):
+    made.clear()
+    try:
+        return agent(topic)
+    except BaseException as error:
+        return type(error)
+
+
+def adopted():
+    [branch] = stepwise.get_run("r").branch(at=1, variations=[{"model": "b"}])
+    branch.adopt()
+
+
+STATES = {
+    "completed": (lambda: agent("tides"), "tides", "about a about tides", []),
+    "another call's": (lambda: agent("tides"), "winds", stepwise.RunConflictError, []),
+    "crashed": (lambda: call_again("broken"), "broken", SystemExit, []),
+    "cancelled": (
+        lambda: (call_again("waits"), stepwise.get_run("r").cancel(), call_again("waits")),
+        "waits",
+        stepwise.RunCancelled,
+        [],
+    ),
+    "superseded": (lambda: (agent("tides"), adopted()), "tides", "about b about tides", []),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_run_without_its_lease_and_its_head(state, tmp_path):
+    """A run whose rows of lease and head are gone is what its records say: nothing begins anew."""
+    begin, topic, expected, again = STATES[state]
+    url = f"disk:{tmp_path / 'rows'}"
+    stepwise.configure(store=url, suspend_after=0)
+    begin()
+    before = stepwise.get_run("r").status
+    lose_rows(url)
+    assert (call_again(topic), made) == (expected, again)
+    assert stepwise.get_run("r").status == before

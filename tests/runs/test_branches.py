@@ -16,6 +16,7 @@ import stepwise
 import stepwise._workflows.handles  # pytest reads its source: in 3.11, not beside other threads
 from stepwise import Budget, EffectRefusedError, cli, step, tool, workflow
 from stepwise._journal.journal import branches_of
+from stepwise._runs import branching
 
 calls = []
 
@@ -102,6 +103,25 @@ def test_a_branch_where_another_begins():
     [two] = one.run.branch(at=2, variations=[{"model": "c"}], effects=answer)
     assert two.result[0] == "said about c 2 about c 1 about a 0 about tides"
     assert two.run.locals(at=2)["model"] == "c"
+
+
+def test_a_branch_that_another_process_makes_meanwhile(monkeypatch):
+    """A branch that was made and executed between the look for it and the writing stays."""
+    run = agent.execute("tides")
+    made, rows, share = [], [], branching.share
+
+    def after_another(*what):
+        monkeypatch.undo()
+        made.extend(run.branch(at=2, effects=answer))
+        calls.clear()
+        rows.extend(run.store.read(made[0].run.id))
+        share(*what)
+
+    monkeypatch.setattr(branching, "share", after_another)
+    [branch] = run.branch(at=2, effects=answer)
+    assert (branch.run, branch.result) == (made[0].run, made[0].result)
+    assert (calls, [*run.store.read(branch.run.id)]) == ([], rows)
+    assert [each.number for each in branch.run.steps] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.usefixtures("in_memory")

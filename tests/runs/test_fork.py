@@ -13,6 +13,8 @@ from harness import python
 import stepwise
 from stepwise import step, tool, workflow
 from stepwise._execution import process_memory
+from stepwise._runs import fork as forking
+from stepwise._runs.branching import make as make_branches
 
 SCRIPT = """
 import os, sys
@@ -307,6 +309,54 @@ def test_a_child_run_that_stopped():
     assert stepwise.get_run(run.steps[1].child).status == "failed"
     fork.delete()
     assert stepwise.get_run(run.steps[1].child).steps
+
+
+@pytest.mark.parametrize("way", ["fork", "branch"])
+def test_killed_between_a_child_run_and_its_caller(way, monkeypatch):
+    """Made again, a fork or a branch takes the child run that the killed process had written."""
+    broken.add("more tides")
+    with pytest.raises(ConnectionError):
+        parent("tides")
+    broken.clear()
+    run, write = stepwise.get_run(parent.run_id_for("tides")), forking._NewRun._write
+    known = {each.run_id for each in run.store.heads()}
+
+    def killed_above(new, *what):
+        if not new._parent:
+            raise KeyboardInterrupt
+        return write(new, *what)
+
+    def make():
+        return run.fork(at=2, run_id="f") if way == "fork" else make_branches(run, 2, 1, "refuse")
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(forking._NewRun, "_write", killed_above)
+        make()
+    (left,) = {each.run_id for each in run.store.heads()} - known
+    before = [*run.store.read(left)]
+    make()
+    assert [*run.store.read(left)] == before
+    (made,) = {each.run_id for each in run.store.heads()} - {*known, left}
+    assert stepwise.get_run(made).steps[1].child == left
+    if way == "fork":
+        calls.clear()
+        parent.options(run_id="f")("tides")
+        assert calls == [("send", "sent more tides")]
+
+
+def test_a_run_that_takes_the_id_meanwhile(monkeypatch):
+    """A fork whose id another process has given to a fork meanwhile is refused; that one stays."""
+    run, write = agent.execute("tides"), forking._NewRun._write
+
+    def after_another(new, *what):
+        monkeypatch.undo()
+        execute(run.fork(at=1, run_id="f"))
+        return write(new, *what)
+
+    monkeypatch.setattr(forking._NewRun, "_write", after_another)
+    with pytest.raises(stepwise.RunConflictError, match="'f' is taken by agent"):
+        run.fork(at=0, run_id="f")
+    assert stepwise.get_run("f").status == "completed"
 
 
 @tool(side_effect=True, compensate=lambda call: calls.append(("undo", call.arguments["text"])))
