@@ -133,6 +133,13 @@ def pytest_collection_modifyitems(config, items):
         ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen():
+    """No later test looks through what the modules before it have imported and left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def home():
     """``$STEPWISE_HOME``: our plugin gives each test its own; and no other setting is in force."""

@@ -15,8 +15,9 @@ import os
 import pathlib
 import signal
 import struct
-import subprocess
 import sys
+
+from harness import python
 
 import stepwise
 from stepwise._rewrite.build import rewrite
@@ -145,11 +146,6 @@ def prepare(play, folder):
 def swept(program, folder, first, stride, *given):
     """Let a program of this folder kill its processes: how many were, if nothing was wrong."""
     path = pathlib.Path(__file__).with_name(program)
-    command = [sys.executable, path, folder, first, stride, *given]
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(python(path, folder, first, stride, *given, code=0).stdout)
     assert found["problems"] == []
     return found["kills"]
