@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 import stepwise.stores
-from stepwise._execution import process_memory
+from stepwise._execution import frames, process_memory
 from stepwise._execution.active_run import live_runs
 from stepwise._runtime import settings
 from stepwise.stores import _locks, _rows
@@ -155,6 +155,7 @@ def home():
             patch.delenv(name, raising=False)
         patch.setenv("STEPWISE_QUIET", "1")
         patch.setattr(settings, "_settings", settings._Settings())
+        patch.setattr(frames, "_SECONDS", 60.0)  # a busy machine shows as many variables
         vars(process_memory.memory).update(
             vars(process_memory.ProcessMemory())
         )  # other modules hold the object itself
