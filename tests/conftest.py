@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 import stepwise.stores
-from stepwise._execution import process_memory
+from stepwise._execution import frames, process_memory
 from stepwise._execution.active_run import live_runs
 from stepwise._runtime import settings
 from stepwise.stores import _locks, _rows
@@ -133,6 +133,13 @@ def pytest_collection_modifyitems(config, items):
         ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def frozen():
+    """No later test looks through what the modules before it have imported and left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def home():
     """``$STEPWISE_HOME``: our plugin gives each test its own; and no other setting is in force."""
@@ -148,6 +155,7 @@ def home():
             patch.delenv(name, raising=False)
         patch.setenv("STEPWISE_QUIET", "1")
         patch.setattr(settings, "_settings", settings._Settings())
+        patch.setattr(frames, "_SECONDS", 60.0)  # a busy machine shows as many variables
         vars(process_memory.memory).update(
             vars(process_memory.ProcessMemory())
         )  # other modules hold the object itself

@@ -12,6 +12,7 @@ import time
 
 import pytest
 from harness import python, until
+from sweeping import WHOLE
 
 import stepwise
 from stepwise import ConfigurationError, Limit, RunSuspended, step, tool, workflow
@@ -590,17 +591,18 @@ def test_eight_processes_and_kills():
 
     provider = limits.Provider()
     figures, processes = Limit("fake", requests=40, tokens=100_000, per=1.0), []
+    pace = 60 if WHOLE else 25  # requests between two kills
     try:
         store = f"disk:{settings.home()}/limits"
         for _ in range(8):
             processes.append(limits.start(provider.port, store, figures, 2, 10_000))
         for kill in range(4):
-            goal = 60 * (kill + 1)
+            goal = pace * (kill + 1)
             until(lambda: len(provider.came) >= goal)  # noqa: B023
             processes[kill].kill()
             processes[kill].wait()
             processes.append(limits.start(provider.port, store, figures, 2, 10_000))
-        until(lambda: len(provider.came) >= 300)
+        until(lambda: len(provider.came) >= 5 * pace)
     finally:
         for each in processes:
             each.kill()

@@ -74,7 +74,7 @@ def operations(program, text="", path=""):
 def test_killed_at_every_boundary_and_inside_every_step(program, tally):
     """Killed anywhere and run again, a program ends as if nothing had happened."""
     # Of programs that are like another one fewer are tried, if not asked for all.
-    places = thinned(undisturbed(program).places, 3 if program in FEW else 7)
+    places = thinned(undisturbed(program).places, 6 if program in FEW else 17)
     trials = [(place,) for place in places]
     swept(tally, "killed inside every step and between any two", program, trials)
 
@@ -82,7 +82,7 @@ def test_killed_at_every_boundary_and_inside_every_step(program, tally):
 @programs
 def test_exits_at_a_boundary_or_inside_a_step(program, tally):
     """A process that ends itself is as one that was killed: for the files both ends are one."""
-    trials = [(place,) for place in thinned(undisturbed(program).places, 16)]
+    trials = [(place,) for place in thinned(undisturbed(program).places, 31)]
     swept(tally, "killed inside every step and between any two", program, trials, how="exit")
 
 

@@ -26,8 +26,8 @@ from stepwise._matching.pool import Pool
 from stepwise._rewrite.transform import Rewritten
 from stepwise._workflows import frame
 
-BLOCK, AGENTS = 25, 8  # programs, and agents, of one test
-BLOCKS, BLOCKS_OF_AGENTS = range(size(4, 800)), range(size(1, 50))
+BLOCK, AGENTS = 25, 4  # programs, and agents, of one test
+BLOCKS, BLOCKS_OF_AGENTS = range(size(2, 800)), range(size(1, 100))
 CRASHES = 8 if WHOLE else 3  # of each kind, of one program
 COMPOUND = {"If", "For", "AsyncFor", "While", "Try", "With", "AsyncWith", "Match"}
 FEATURES = ["", "changes", "clients", "retries", "changes,clients,retries"]

@@ -279,7 +279,7 @@ def test_what_is_put_back_does_nothing_again(name, tmp_path, tally):
     copies = told({"life": STORY, "restored": RESTORED}[name], tmp_path)
     for trial in REFUSED[name]:
         assert harm(tmp_path, copies, *trial) == set(), trial
-    chosen = some(trials(copies), 20, "put back")
+    chosen = some(trials(copies), 7, "put back")
     for trial in chosen:
         done = harm(tmp_path, copies, *trial)
         assert not done or is_known(*trial, done), (trial, done)

@@ -81,7 +81,7 @@ def pairs(sample):
 
 def test_data_of_another_python_is_read(library, tally):
     """Begun by one Python and finished by another, a run ends as if nothing had happened."""
-    tried = pairs(2)
+    tried = pairs(1)
     for first, second in tried:
         with Lab(HEAD + DATA) as lab:
             code, text = run(lab, library, first, DIE_AT="plain(3) returned")
@@ -95,7 +95,7 @@ def test_data_of_another_python_is_read(library, tally):
 
 def test_code_of_another_python_is_refused(library, tally):
     """A recorded value that holds another Python's code is not loaded: its step runs again."""
-    tried = pairs(2)
+    tried = pairs(1)
     for first, second in tried:
         with Lab(HEAD + CODE) as lab:
             assert run(lab, library, first, DIE_AT="plain(3) returned")[0] == -9
@@ -144,7 +144,7 @@ main(lambda: agent(["a", "", "xy"]))
 """
 
 
-@pytest.mark.parametrize("version", some(sorted(interpreters()), 2, "comprehensions"))
+@pytest.mark.parametrize("version", some(sorted(interpreters()), 1, "comprehensions"))
 def test_names_of_comprehensions_are_their_own(library, version):
     """A comprehension's variable hides no other one of its name: in a run, after it was killed."""
     for dying in ("", "B returned"):

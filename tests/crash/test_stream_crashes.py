@@ -20,11 +20,11 @@ import stepwise
 def test_killed_while_readers_come_and_go(kind):
     """0 items are lost, 0 doubled, the order is kept, whenever the program is killed."""
     seed = random.randrange(10**6) if WHOLE else 7
-    listener = killed_while_listened_to(kind, kills=100 if WHOLE else 6, seed=seed)
+    listener = killed_while_listened_to(kind, kills=100 if WHOLE else 3, seed=seed)
     run = stepwise.get_run("talk")
     check(applied(listener.events), run)
     check(applied(run.stream()), run)
-    check_reconnects(listener, run, 1000 if WHOLE else 40, seed)
+    check_reconnects(listener, run, 1000 if WHOLE else 15, seed)
     assert listener.events[-1].value == "completed"
     assert run.verify().ok
 

@@ -14,5 +14,5 @@ def test_a_run_that_waits_survives_a_kill_at_every_write(tmp_path, kind, every, 
 
     Each message is taken once, and nothing is executed again but the statement that was killed.
     """
-    kills = swept("waiting.py", tmp_path, *((1, 1) if WHOLE else (first, 19)), kind, every)
+    kills = swept("waiting.py", tmp_path, *((1, 1) if WHOLE else (first, 61)), kind, every)
     assert kills >= (20 if WHOLE else 2)

@@ -14,9 +14,9 @@ PLACES = [
 ]
 GIVEN = {"one": "one", "calls": "sent to ann", "last": "last"}
 WHOLE = {"output": {"x": 1, "one.wrote": 1, "last.wrote": 1, **GIVEN}, "path": [*GIVEN]}
-KILLS = [("", each) for each in PLACES]
-KILLS += [("workers", each) for each in some(PLACES, 5, "hive workers")]
-KILLS += [("reject", each) for each in ["rejects", *some(PLACES, 5, "hive rejects")]]
+KILLS = [("", each) for each in some(PLACES, 5, "hive")]
+KILLS += [("workers", each) for each in some(PLACES, 2, "hive workers")]
+KILLS += [("reject", each) for each in ["rejects", *some(PLACES, 1, "hive rejects")]]
 
 
 @pytest.mark.parametrize("mode", ["", "workers"])

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from harness import until
 
 pytest.importorskip("prometheus_client", reason="needs the extra metrics")
 
@@ -27,6 +28,7 @@ from stepwise.stores._group_commit import write_times
 from stepwise.stores.memory import MemoryStore
 
 broken = {}
+gate = threading.Event()  # closed, the body of ``ask`` waits
 
 
 @step(retries=2, backoff=0)
@@ -39,6 +41,7 @@ def work(name):
 
 @step(limit=Limit("api", concurrent=1, requests=1, per=0.2))
 def ask(name):
+    assert gate.wait(300)
     return name
 
 
@@ -54,7 +57,7 @@ def job(name):
 
 @workflow
 def asking(name):
-    return ask(f"{name} one"), ask(f"{name} two")
+    return ask(name)
 
 
 @workflow
@@ -129,7 +132,12 @@ def test_what_goes_on():
     """A resumed run, an answered step, a step in doubt and a wait for a limit are counted."""
     page = prometheus.pages([store()])["/metrics"]
     broken.update(c=3)
-    asking("x")
+    waits = "stepwise_limit_waits_total", "api"
+    gate.clear()
+    asked = [asking.start(name) for name in "xy"]
+    until(lambda: scraped(page).get(waits))
+    gate.set()
+    assert [each.result(300) for each in asked] == ["x", "y"]
     with pytest.raises(ValueError, match="c"):
         job("c")
     job("c")
@@ -140,7 +148,7 @@ def test_what_goes_on():
     found = scraped(page)
     assert found["stepwise_run_attempts_total", "job", "resumed"] == 1
     assert found["stepwise_steps_in_doubt_total", "act", "acting"] == 1
-    assert found["stepwise_limit_waits_total", "api"] >= 1
+    assert found[waits] >= 1
 
 
 def test_names_are_bounded(monkeypatch):

@@ -233,7 +233,8 @@ def test_many_runs_share_flushes(tmp_path, kind):
     """40 runs at once with 30 steps each wait for the disk far fewer than 1,200 times."""
     trace, program = tmp_path / "trace", tmp_path / "agents.py"
     program.write_text(AGENTS, encoding="utf-8")
-    calls = ["-e", "trace=fsync,fdatasync", "-o", str(trace)]
+    disk = "inject=fsync,fdatasync:delay_exit=2000"  # as slow as a disk, wherever the store is
+    calls = ["-e", "trace=fsync,fdatasync", "-e", disk, "-o", str(trace)]
     agents = [sys.executable, str(program), f"disk:{tmp_path}/store", "40", "30", kind]
     subprocess.run(
         ["strace", "-f", "--seccomp-bpf", *calls, *agents],

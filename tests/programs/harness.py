@@ -164,7 +164,7 @@ def python(*argv, cwd=None, env=None, text="", together=False, first="", code=No
         command = [COMMAND, *words[1:]] if words[0] == "stepwise" else [sys.executable, *words]
         done = subprocess.run(
             command,
-            cwd=cwd, env=env, input=text, text=True, check=False, timeout=300,
+            cwd=cwd, env=env, input=text, text=True, check=False, timeout=900,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT if together else subprocess.PIPE,
         )  # fmt: skip
         assert code in (None, done.returncode), f"{done.stdout}{done.stderr or ''}"

@@ -8,15 +8,15 @@ made, the write of the trial's number is killed.
 
 import contextlib
 import importlib
-import itertools
 import json
 import mmap
 import os
 import pathlib
 import signal
 import struct
-import subprocess
 import sys
+
+from harness import python
 
 import stepwise
 from stepwise._rewrite.build import rewrite
@@ -35,9 +35,14 @@ class Trial:
         folder.mkdir(parents=True)
 
     @property
+    def writes(self):
+        """How many writes there were."""
+        return struct.unpack("q", self._writes[:8])[0]
+
+    @property
     def killed(self):
         """Whether a process was killed."""
-        return struct.unpack("q", self._writes[:8])[0] >= self.kill
+        return 0 < self.kill <= self.writes
 
     def open(self):
         """The store; the process that has it is killed at a write of a certain number."""
@@ -45,7 +50,7 @@ class Trial:
         commit = store.write
 
         def write(*args, **kwargs):
-            number = struct.unpack("q", self._writes[:8])[0] + 1
+            number = self.writes + 1
             self._writes[:8] = struct.pack("q", number)
             if number == self.kill and self.before:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -110,9 +115,9 @@ def sweep(play):
     folder, first, stride = pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:4])
     trials = kills = 0
     problems = []
-    prepare(play, folder / "undisturbed")
+    writes = prepare(play, folder / "undisturbed")
     for before in (True, False):
-        for kill in itertools.count(first, stride):
+        for kill in range(first, writes + 1, stride):
             trial = Trial(folder / f"{kill}{before}", kill, before=before)
             pid = os.fork()  # this process never opens a store
             if not pid:
@@ -126,13 +131,11 @@ def sweep(play):
             kills += trial.killed
             what = f"write {kill} {'before' if before else 'after'}"
             problems += [f"{what}: {each}" for each in trial.lines("wrong")]
-            if not trial.killed:
-                break
     print(json.dumps({"trials": trials, "kills": kills, "problems": problems}))
 
 
 def prepare(play, folder):
-    """Import what processes of a trial do, so that they need not."""
+    """Import what processes of a trial do, so that they need not; return how many writes it has."""
     rewrite(play)  # what it compiles is compiled for all
     trial = Trial(folder, 0, before=True)
     trial.fork(lambda _: play(trial))
@@ -140,16 +143,12 @@ def prepare(play, folder):
     for name in {name for each in trial.lines("modules") for name in each}:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    return trial.writes
 
 
 def swept(program, folder, first, stride, *given):
     """Let a program of this folder kill its processes: how many were, if nothing was wrong."""
     path = pathlib.Path(__file__).with_name(program)
-    command = [sys.executable, path, folder, first, stride, *given]
-    done = subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(python(path, folder, first, stride, *given, code=0).stdout)
     assert found["problems"] == []
     return found["kills"]

@@ -487,7 +487,7 @@ def test_a_late_write_hits_no_other_file(begun, tmp_path, monkeypatch):
         monkeypatch.undo()
         thread = threading.Thread(target=store.release, args=("run", epoch))
         thread.start()
-        thread.join(1)  # it may have to wait for this write
+        thread.join(0.2)  # it may have to wait for this write
         other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)  # takes the free number
         return pwrite(descriptor, data, offset)
 

@@ -187,7 +187,7 @@ def reset(outbox):
 @pytest.mark.parametrize("workflow", [agent, concurrent_agent], ids=["agent", "concurrent"])
 def test_an_agent_that_is_crash_safe(crash_everywhere, outbox, workflow):
     """An agent is killed before, inside and after each step, and each time ends as undisturbed."""
-    limit = 5 if workflow is agent and not WHOLE else None
+    limit = 3 if workflow is agent and not WHOLE else None
     world = {"setup": reset(outbox), "effects": outbox.read_text}
     report = crash_everywhere(workflow, str(outbox), limit=limit, **world)
     steps, effects = {"agent": (6, 3), "concurrent_agent": (4, 1)}[workflow.__name__]

@@ -8,12 +8,14 @@ import types
 import unittest.mock
 
 import pytest
+from clocks import LATE, LIMIT, be_late
 from twins import KINDS, call, defined
 
 import stepwise
 from stepwise import RunCancelled, RunEndedError, RunTimeoutError, step, tool, workflow
 from stepwise._execution import active_run
 from stepwise._runs import messages as cancelling
+from stepwise._runtime import clock
 
 done = []
 undone = []
@@ -523,16 +525,32 @@ def test_a_wait_ends_at_once(made, what):
 # -- timeouts ------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def pass_by(monkeypatch):
+    """Let more time pass than a workflow with the timeout ``LIMIT`` may take."""
+    passed, now, elapsed = [0], clock.now, clock.elapsed
+    monkeypatch.setattr(clock, "now", lambda: now() + passed[0])
+    monkeypatch.setattr(clock, "elapsed", lambda: elapsed() + passed[0])
+
+    def pass_by():
+        passed[0] += LATE
+        if asyncio._get_running_loop():
+            be_late()
+
+    return pass_by
+
+
 @pytest.mark.parametrize("waits", [False, True], ids=["steps", "wait"])
-def test_a_timeout(made, waits):
+def test_a_timeout(made, pass_by, waits):
     """A run past its timeout unwinds and has failed; with a longer one, it goes on."""
     late = threading.Event()
     module = made(
         """
-        @workflow(timeout=0.2)
+        @workflow(timeout=60)
         async def flow():
             try:
                 await work("a")
+                pass_by()
                 if waits:
                     await stepwise.sleep(50 if not late.is_set() else 0)
                 while not late.is_set():
@@ -543,11 +561,12 @@ def test_a_timeout(made, waits):
         """,
         late=late,
         waits=waits,
+        pass_by=pass_by,
     )
     with pytest.raises(RunTimeoutError) as caught:
         call(module.flow)
     (run,) = stepwise.runs()
-    assert (run.status, caught.value.timeout, done[-1]) == ("failed", 0.2, "cleanup")
+    assert (run.status, caught.value.timeout, done[-1]) == ("failed", LIMIT, "cleanup")
     late.set()
     with pytest.raises(RunTimeoutError):  # it counts from the beginning
         call(module.flow)
@@ -580,17 +599,18 @@ def test_a_child_run_that_times_out():
     assert asyncio.run(parent()) == "goes on"
 
 
-def test_the_timeout_of_a_parent_holds_for_its_child_runs():
+def test_the_timeout_of_a_parent_holds_for_its_child_runs(pass_by):
     """Child runs end with the run that called them."""
 
     @workflow
     async def child():
         try:
+            pass_by()
             await asyncio.Event().wait()
         finally:
             await awork("child")
 
-    @workflow(timeout=0.1)
+    @workflow(timeout=LIMIT)
     async def parent():
         try:
             await child()

@@ -15,7 +15,7 @@ from supervised import SECONDS, Staying, once, supervisor
 import stepwise
 from stepwise import step, workflow
 from stepwise._journal.journal import open_head, seal_for
-from stepwise._runtime import settings
+from stepwise._runtime import clock, settings
 from stepwise._workflows import definition, queues, submitted
 from stepwise._workflows import up as module
 from stepwise.stores import open_store
@@ -424,13 +424,17 @@ def test_workflows_take_turns_in_order():
     assert done == names
 
 
-def test_recover_begins_in_order():
+def test_recover_begins_in_order(monkeypatch):
     """``recover()`` begins the runs that are due, in order, and later those that are due later."""
+    now, passed = clock.now, [0.0]
+    monkeypatch.setattr(clock, "now", lambda: now() + passed[0])
     for name in "abc":
         job.submit(name)
-    later = job.submit("d", at=dt.timedelta(seconds=0.2))
+    later = job.submit("d", at=HOUR)
     handles = stepwise.recover(job, max_workers=1)
     assert [each.result() for each in handles] == done[:3] == ["a", "b", "c"]
+    passed[0] = HOUR.total_seconds()
+    later.send("look", None)
     until(lambda: later.status == "completed")
 
 
