@@ -408,6 +408,7 @@ def open_run(
         # Nobody else writes now; the owner may have completed the run meanwhile, or its head be
         # lost, or the lease as well.
         is_known = call.recorded or head is not None or lease.epoch > 1
+        if is_known or journal.load():
             facts, recall = recall_run(call, seal)
             if facts is None:  # it was deleted meanwhile
                 journal.load()
