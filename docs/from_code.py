@@ -30,34 +30,34 @@ TYPES = {  # private aliases, in words
     "Any": "a URL, a path or a store",
     "Approve": "`True`, `False`, or a function",
     "Backoff": "seconds, a function, or a wait strategy",
-    "Budget | None": "a `Budget`, or `None`",
-    "Limit | None": "a `Limit`, or `None`",
-    "Cache": '`"dev"`, a `timedelta`, or `None`',
+    "Budget | None": "a `Budget`",
+    "Limit | None": "a `Limit`",
+    "Cache": '`"dev"` or a `timedelta`',
     "ClassFields | None": "fields by class",
-    "Callable[[datetime], Any] | None": "a function, or `None`",
-    "Compensate": "a function, or `None`",
-    "Executor | str | None": "an executor, a name, or `None`",
+    "Callable[[datetime], Any] | None": "a function",
+    "Compensate": "a function",
+    "Executor | str | None": "an executor or a name",
     "Exceptions": "an exception class, or a tuple of them",
     "InDoubt": "a text, or a function",
     "Iterable[str]": "names",
     "Iterable[str] | None": "names",
-    "Key": "names, a function, or `None`",
-    "Mapping[str, Any] | None": "a mapping, or `None`",
-    "OnChanged": "a text, or `None`",
+    "Key": "names or a function",
+    "Mapping[str, Any] | None": "a mapping",
+    "OnChanged": "a text",
     "Redact": "names, or a function",
-    "Retain | None": "a `Retain`, or `None`",
+    "Retain | None": "a `Retain`",
     "RetryOn": "exception classes, or a function",
     "Retention": "a text",
     "Missed": "a text",
-    "Start | None": "a text, or `None`",
+    "Start | None": "a text",
     "bool": "`True` or `False`",
-    "bool | None": "`True`, `False` or `None`",
+    "bool | None": "`True` or `False`",
     "float": "seconds",
-    "float | None": "seconds, or `None`",
+    "float | None": "seconds",
     "int": "a number",
-    "int | None": "a number, or `None`",
-    "str | None": "a text, or `None`",
-    "str | timedelta | None": "a text, a timedelta, or `None`",
+    "int | None": "a number",
+    "str | None": "a text",
+    "str | timedelta | None": "a text or a timedelta",
     "tuple[str, ...]": "names",
     "tuple[tuple[str, str], ...]": "a mapping of texts",
 }
@@ -81,6 +81,7 @@ RETURNED = {  # users get these, and make none
     ),
 }
 OF_ONE_CALL = ("run_id", "fresh")
+_LEFT_ALONE = "as it is"
 
 
 class Option(NamedTuple):
@@ -168,7 +169,7 @@ def _described(
 
 def _default(value: object) -> str:
     if type(value) is object:  # stands for a setting that is left out, where `None` is a value
-        return "as it is"
+        return _LEFT_ALONE
     return f"`{value.__name__}`" if isinstance(value, type) else f"`{value!r}`"
 
 
@@ -249,11 +250,13 @@ def records_text(which: str) -> str:
 
 def options_text(name: str) -> str:
     """Write the options as a table."""
-    rows = [
-        f"| `{each.name}` | {each.type} | {each.default} | {each.meaning} |"
-        for each in options(name)
-    ]
-    return "\n".join(["| option | type | default | meaning |", "|---|---|---|---|", *rows])
+    rows = [f"| `{_with_default(each)}` | {each.type} | {each.meaning} |" for each in options(name)]
+    return "\n".join(["| option | takes | meaning |", "|---|---|---|", *rows])
+
+
+def _with_default(option: Option) -> str:
+    default = option.default.strip("`")
+    return option.name if default in ("None", _LEFT_ALONE) else f"{option.name}={default}"
 
 
 def environment_text() -> str:
@@ -291,11 +294,6 @@ def _written(what: str, of: str, page: str) -> str:
         return records_text(of)
     if what == "errors":
         return _table("error", {each.name: each.message for each in problems()})
-    if what == "commands":
-        from stepwise import cli
-
-        commands = sorted(cli.main.commands.items())
-        return _table("command", {name: each.get_short_help_str(200) for name, each in commands})
     return _table("name", dict(_names(page)))
 
 
