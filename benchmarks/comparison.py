@@ -171,6 +171,9 @@ def overview(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
                 continue
             ratio = line.ratio.median
             told = f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
+            again = line.figures.get("ran_again")
+            if again is not None and again.median:
+                told += f" ({again.median:.0f} again)"
             if peer == "stepwise":
                 told = f"{_figure(line, figure)} {_UNITS.get(figure.key, '')}".strip()
             if name_ == "w5":
