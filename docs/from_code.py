@@ -80,6 +80,7 @@ RETURNED = {  # users get these, and make none
         "Workflow",
     ),
 }
+_DESCRIBED_BY_OTHERS = RETURNED - {"Event", "Run", "Workflow"}
 OF_ONE_CALL = ("run_id", "fresh")
 _LEFT_ALONE = "as it is"
 
@@ -294,7 +295,14 @@ def _written(what: str, of: str, page: str) -> str:
         return records_text(of)
     if what == "errors":
         return _table("error", {each.name: each.message for each in problems()})
-    return _table("name", dict(_names(page)))
+    names = dict(_names(page))
+    returned = ", ".join(f"`{name}`" for name in names if name in _DESCRIBED_BY_OTHERS)
+    table = _table("name", {n: said for n, said in names.items() if n not in _DESCRIBED_BY_OTHERS})
+    return (
+        f"{table}\n\nWhat these return, or pass to your functions: {returned}."
+        if returned
+        else table
+    )
 
 
 def _names(page: str) -> Iterator[tuple[str, str]]:
