@@ -26,43 +26,6 @@ if TYPE_CHECKING:
     from docutils import nodes
     from sphinx.application import Sphinx
 
-TYPES = {  # private aliases, in words
-    "Any": "a URL, a path or a store",
-    "Approve": "`True`, `False`, or a function",
-    "Backoff": "seconds, a function, or a wait strategy",
-    "Budget | None": "a `Budget`",
-    "Limit | None": "a `Limit`",
-    "Cache": '`"dev"` or a `timedelta`',
-    "ClassFields | None": "fields by class",
-    "Callable[[datetime], Any] | None": "a function",
-    "Compensate": "a function",
-    "Executor | str | None": "an executor or a name",
-    "Exceptions": "an exception class, or a tuple of them",
-    "InDoubt": "a text, or a function",
-    "Iterable[str]": "names",
-    "Iterable[str] | None": "names",
-    "Key": "names or a function",
-    "Mapping[str, Any] | None": "a mapping",
-    "OnChanged": "a text",
-    "Redact": "names, or a function",
-    "Retain | None": "a `Retain`",
-    "RetryOn": "exception classes, or a function",
-    "Retention": "a text",
-    "Missed": "a text",
-    "Start | None": "a text",
-    "bool": "`True` or `False`",
-    "bool | None": "`True` or `False`",
-    "float": "seconds",
-    "float | None": "seconds",
-    "int": "a number",
-    "int | None": "a number",
-    "str | None": "a text",
-    "str | timedelta | None": "a text or a timedelta",
-    "tuple[str, ...]": "names",
-    "tuple[tuple[str, str], ...]": "a mapping of texts",
-}
-
-
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CodePlace", "CompletedCall", "CurrentStep", "Event", "FirstTrue", "Handle"),
     "Evaluation",
@@ -89,7 +52,6 @@ class Option(NamedTuple):
     """An option of a decorator, or an argument of a function."""
 
     name: str
-    type: str
     default: str
     meaning: str
 
@@ -114,13 +76,6 @@ def markdown(text: str) -> str:
     return re.sub(r"``(.+?)``", r"`\1`", text)
 
 
-def _in_words(annotation: str) -> str:
-    texts = re.fullmatch(r"Literal\[(.*)\](?: \| None)?", annotation)
-    if texts:
-        return ", ".join(f"`{each.strip()}`" for each in texts[1].split(","))
-    return TYPES[annotation]
-
-
 def options(name: str) -> list[Option]:
     """Return what ``step``, ``tool``, ``workflow``, ``options`` or ``configure`` takes.
 
@@ -139,8 +94,8 @@ def options(name: str) -> list[Option]:
         return _described(stepwise.workflow, Options, names)
     meanings = arguments(Workflow.options)
     return [
-        Option("run_id", _in_words("str | None"), "`None`", meanings.get("run_id", "")),
-        Option("fresh", _in_words("bool"), "`False`", meanings.get("fresh", "")),
+        Option("run_id", "`None`", meanings.get("run_id", "")),
+        Option("fresh", "`False`", meanings.get("fresh", "")),
     ]
 
 
@@ -154,16 +109,11 @@ def _described(
     if function is Options:  # its constructor takes whatever fields it has
         kind = inspect.Parameter.KEYWORD_ONLY
         known = {
-            each: inspect.Parameter(each, kind, default=getattr(Options, each), annotation=meant)
-            for each, meant in Options.__annotations__.items()
+            each: inspect.Parameter(each, kind, default=getattr(Options, each))
+            for each in Options.__annotations__
         }
     return [
-        Option(
-            each,
-            _in_words(known[each].annotation),
-            _default(known[each].default),
-            meanings.get(each, ""),
-        )
+        Option(each, _default(known[each].default), meanings.get(each, ""))
         for each in names or known
     ]
 
@@ -251,8 +201,8 @@ def records_text(which: str) -> str:
 
 def options_text(name: str) -> str:
     """Write the options as a table."""
-    rows = [f"| `{_with_default(each)}` | {each.type} | {each.meaning} |" for each in options(name)]
-    return "\n".join(["| option | takes | meaning |", "|---|---|---|", *rows])
+    rows = [f"| `{_with_default(each)}` | {each.meaning} |" for each in options(name)]
+    return "\n".join(["| option | meaning |", "|---|---|", *rows])
 
 
 def _with_default(option: Option) -> str:

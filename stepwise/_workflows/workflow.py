@@ -463,8 +463,8 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             warning that a run of another process answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
             ``compensate=``, the newest first.  Another call of the workflow repeats them.
-        progress: show on the terminal, or in the notebook, the current step, the number of steps
-            and the time.  ``None``: as ``STEPWISE_PROGRESS`` says.
+        progress: True to show on the terminal, or in the notebook, the current step, the number of
+            steps and the time.  ``None``: as ``STEPWISE_PROGRESS`` says.
         store: where the runs are kept: a URL, a path or a store object; ``None``: as configured.
         codec: how results are recorded: ``"pickle"``, the default; or ``"json"``, as data only,
             shaped by the annotated return types of functions (pydantic models with the extra
