@@ -488,13 +488,12 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         missed: the runs of instants at which no ``stepwise up`` was there within a minute:
             ``"once"``, the default, one for all; ``"skip"``, none; ``"all"``, one for each.
         arguments: a function of the instant that returns a tuple or a dict of arguments.
-        key: the values that distinguish two runs, instead of all arguments: names of parameters, or
-            a function that receives the arguments and returns a value.
+        key: the values that distinguish two runs, given as the ``key`` of a :func:`step`.
         ignore: names of parameters that do not distinguish runs, and whose values are not shown.
-        secret: names of parameters whose values are never stored and never shown (``"self.NAME"``:
-            an attribute).  They distinguish no runs; a resumed run takes them from its call.
-        redact: names of parameters that are stored but not shown.  Or a function of a name and a
-            value that returns the text to show, or ``None`` for the usual text.
+        secret: names of parameters whose values are never stored and never shown, as of a
+            :func:`step`.
+        redact: names of parameters that are stored but not shown, or a function, as of a
+            :func:`step`.
 
     Raises:
         ConfigurationError: an option is invalid.
