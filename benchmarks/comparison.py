@@ -208,7 +208,7 @@ def skipped(report: Report) -> str:
     for turn in report["turns"]:
         if turn["what"].startswith("flushes") and "skipped" in turn:
             continue  # counted for W1 only, which says the same
-        if turn["who"] in _LEFT_OUT:
+        if turn["who"] in _LEFT_OUT or turn["who"].startswith("raw"):
             continue
         for word in ("skipped", "failed"):
             if word in turn and "as the first" not in turn[word]:
