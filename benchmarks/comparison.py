@@ -76,6 +76,9 @@ _SHORT = {
 }
 
 
+_UNITS = {"us": "us", "ms": "ms", "disk_ratio": "of the messages"}
+
+
 class Line(NamedTuple):
     """What one contender did in one workload."""
 
@@ -142,49 +145,49 @@ def lines(report: Report, name_: str) -> tuple[tuple[str, ...], list[tuple[str, 
     """The head and the lines of a workload's table."""
     figures = FIGURES[name_]
     whats = workloads(report, name_)[-1:]  # the largest size
-    head = ("", "survives", "flushes per step", "times ours", *(f.head for f in figures))
-    if name_ == "w5":
-        head = ("", "times ours", *(f.head for f in figures))
+    head = ("", "times ours", *(f.head for f in figures))
     found = []
     for what in whats:
         for line in measured(report, what):
             if line.who in _LEFT_OUT:
                 continue
             ratio = f"**{line.ratio}**" if line.ratio else ""
-            level = (line.survives, _flushes(line))
             cells = (_figure(line, figure) for figure in figures)
-            if name_ == "w5":  # an installation serves all variants
-                found.append((name(line.who.split("/")[0] + "/default"), ratio, *cells))
-            else:
-                found.append((name(line.who), *level, ratio, *cells))
+            found.append((name(line.who), ratio, *cells))
     return head, found
 
 
 def overview(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The head and the lines of a table of all ratios to ours, each at the largest size."""
-    compared = [name_ for name_, (first, *_) in FIGURES.items() if first.compared]
+    """The head and the lines of a table of all ratios to ours, which stands with its figures."""
+    compared = {name_: first for name_, (first, *_) in FIGURES.items() if first.compared}
     cells: dict[str, dict[str, str]] = defaultdict(dict)
-    level: dict[str, tuple[str, str]] = {}
+    level: dict[str, Line] = {}
     of_peer: dict[str, str] = {}
-    for name_ in compared:
+    for name_, figure in compared.items():
         whats = workloads(report, name_)
         for line in measured(report, whats[-1]) if whats else ():
             peer = line.who.split("/")[0]
-            if peer in ("stepwise", "raw") or line.ratio is None:
+            if line.who in _LEFT_OUT or line.ratio is None:
                 continue
             ratio = line.ratio.median
             told = f"{ratio:.2g}" if ratio < 10 else f"{ratio:.0f}"
+            again = line.figures.get("ran_again")
+            if again is not None and again.median:
+                told += f" ({again.median:.0f} again)"
+            if peer == "stepwise":
+                told = f"{_figure(line, figure)} {_UNITS.get(figure.key, '')}".strip()
             if name_ == "w5":
                 of_peer[peer] = told  # whichever of its variants was imported
             else:
                 cells[line.who][name_] = told
-                level.setdefault(line.who, (line.survives, _flushes(line)))
+                level.setdefault(line.who, line)
     head = ("", "survives", "flushes per step", *(_SHORT[name_] for name_ in compared))
-    order = sorted(level, key=lambda who: ([*OURS].index(level[who][0]), who))
+    order = sorted(level, key=lambda who: (_rank(level[who]), who))
     for who in order:
         cells[who]["w5"] = of_peer.get(who.split("/")[0], "")
     ratios = [[cells[who].get(name_, "") for name_ in compared] for who in order]
-    return head, [(name(who), *level[who], *row) for who, row in zip(order, ratios, strict=True)]
+    told_of = [(name(who), level[who].survives, _flushes(level[who])) for who in order]
+    return head, [(*told, *row) for told, row in zip(told_of, ratios, strict=True)]
 
 
 def _figure(line: Line, figure: Figure) -> str:
@@ -205,7 +208,7 @@ def skipped(report: Report) -> str:
     for turn in report["turns"]:
         if turn["what"].startswith("flushes") and "skipped" in turn:
             continue  # counted for W1 only, which says the same
-        if turn["who"] in _LEFT_OUT:
+        if turn["who"] in _LEFT_OUT or turn["who"].startswith("raw"):
             continue
         for word in ("skipped", "failed"):
             if word in turn and "as the first" not in turn[word]:

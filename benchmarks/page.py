@@ -3,7 +3,8 @@
     python benchmarks/page.py [--results FOLDER] [--to FILE]
 
 In the prose, ``{{rows:NAME}}`` becomes the table of a script, ``{{totals:NAME}}`` its rows of no
-single case (``case: what``), ``{{peers:WORKLOAD}}`` the table of a workload of the peers,
+single case (``case: what``), ``{{cases:NAME}}`` the other rows with a column for each case,
+``{{peers:WORKLOAD}}`` the table of a workload of the peers,
 ``{{overview}}`` that of all of them, ``{{shown}}`` the figures of ``shown.py`` that have a target,
 ``{{counted}}`` how many targets are met, ``{{machine}}`` what the figures depend on,
 ``{{skipped}}`` who could not run, and why, and ``{{others}}`` the names of all other scripts, whose
@@ -86,7 +87,7 @@ def _missed(prose: str, reports: dict[str, Report]) -> str:
 
 
 def rows(report: Report, totals: bool) -> str:
-    """The table of a script: the ratio first."""
+    """The table of a script: the ratio first; columns that are empty in each row are left out."""
     lines = []
     for row in report["rows"]:
         if totals and ": " in row["what"]:
@@ -94,7 +95,29 @@ def rows(report: Report, totals: bool) -> str:
         ratio = f"**{spread(row['ratio'])}**" if row["ratio"] else ""
         other = _SPREAD.sub("", row["other"]) if row["ratio"] else row["other"]
         lines.append((row["what"], ratio, _ours(row), other, judged(row), row["note"]))
-    return table(("", "ratio", "stepwise", "compared with", "target", ""), lines)
+    head = ("", "ratio", "stepwise", "compared with", "target", "")
+    filled = [n for n in range(len(head)) if not n or any(line[n] for line in lines)]
+    whole, *lines = (tuple(line[n] for n in filled) for line in (head, *lines))
+    return table(whole, lines)
+
+
+def cases(report: Report) -> str:
+    """Return a table with a row for each figure and a column for each case."""
+    found: dict[str, dict[str, str]] = {}
+    for row in report["rows"]:
+        case, named, what = row["what"].partition(": ")
+        if named:
+            found.setdefault(what, {})[case] = _against(row)
+    heads = list(dict.fromkeys(case for row in found.values() for case in row))
+    lines = [(what, *(row.get(case, "") for case in heads)) for what, row in found.items()]
+    return table(("", *heads), lines)
+
+
+def _against(row: Report) -> str:
+    """A figure in one cell: the ratio, ours, and what it is compared with."""
+    if row["ratio"] is None:
+        return _ours(row)
+    return f"**{spread(row['ratio'])}**: {_ours(row)}, {_SPREAD.sub('', row['other'])}"
 
 
 def machine(reports: dict[str, Report]) -> str:
@@ -103,29 +126,32 @@ def machine(reports: dict[str, Report]) -> str:
     if not facts:
         return _MISSING
     newest = max(facts, key=lambda fact: fact["at"])
-    loads = ", ".join(f"{n} {r['machine']['load']}" for n, r in reports.items())
-    whole = f"{newest['cpu']}, {newest['system']}, {newest['disk']}, CPython {newest['python']}"
+    whole = f"{newest['system']}, {newest['disk']}, CPython {newest['python']}"
     dates = sorted({fact["at"][:10] for fact in facts})
-    text = f"{whole}, SQLite {newest['sqlite']}; {' and '.join(dates)}. Load average: {loads}."
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    text = f"{whole}, SQLite {newest['sqlite']}; {when}; {shown.processors(reports, [*reports])}."
     small = [name for name, report in reports.items() if report.get("quick")]
     return text + (f" **Small sizes (`--quick`): {', '.join(small)}.**" if small else "")
 
 
-def _shown(reports: dict[str, Report]) -> str:
-    """The figures that must be shown, and where they were measured."""
+def _shown(prose: str, reports: dict[str, Report]) -> str:
+    """The figures that must be shown, but for those with the same target in another table."""
     lines = []
     before = ""
-    for line in shown.lines(reports):
-        figure, _, row = line.what.partition(": ")
-        if not line.target:
+    for figure, line in shown.lines(reports):
+        named, _, row = line.what.partition(": ")
+        if not line.target or (figure.most is None and _has_place(figure.script, prose)):
             continue
         verdict = f"**{line.verdict.lower()}**" if line.verdict == "MISSED" else line.verdict
         told = line.measured.partition("; ")[0].removesuffix(" x")  # the row says what it is over
-        named = row if row and figure == before else line.what
-        lines.append((named, told, line.target, verdict))
-        before = figure
-    found = table(("", "measured", "at most", ""), lines)
-    return f"{found}\n\nMeasured on {shown.processors(reports)}."
+        lines.append((row if row and named == before else line.what, told, line.target, verdict))
+        before = named
+    return table(("", "measured", "at most", ""), lines)
+
+
+def _has_place(name: str, prose: str) -> bool:
+    """Return whether the prose has a table of all rows of a script."""
+    return re.search(rf"\{{\{{(?:rows|cases):{name}\}}\}}", prose) is not None
 
 
 def _others(prose: str, reports: dict[str, Report]) -> str:
@@ -133,7 +159,7 @@ def _others(prose: str, reports: dict[str, Report]) -> str:
     return "\n".join(
         f"- `benchmarks/{name}.py`: {report['title']}"
         for name, report in reports.items()
-        if "rows" in report and f"{{{{rows:{name}}}}}" not in prose
+        if "rows" in report and not _has_place(name, prose)
     )
 
 
@@ -155,14 +181,18 @@ def render(prose: str, reports: dict[str, Report]) -> str:
         whole = {
             "counted": counted,
             "machine": machine,
-            "shown": _shown,
+            "shown": lambda each: _shown(prose, each),
         }.get(kind)
         if whole is not None:
             return whole(reports)
         if kind == "others":
             return _others(prose, reports)
-        if kind in ("rows", "totals"):
-            return rows(reports[name], kind == "totals") if name in reports else _MISSING
+        if kind in ("rows", "totals", "cases"):
+            if name not in reports:
+                return _MISSING
+            return (
+                cases(reports[name]) if kind == "cases" else rows(reports[name], kind == "totals")
+            )
         return _MISSING if versus is None else _compared(versus, kind, name)
 
     found = re.sub(r"\{\{([a-z0-9_:]+)\}\}", put, _missed(prose, reports))

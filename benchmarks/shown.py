@@ -13,7 +13,7 @@ import argparse
 import json
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import comparison
@@ -42,37 +42,37 @@ FIGURES = (
     Figure("results kept and dropped", "growth", "(?:W1|an agent): .*"),
     Figure("a list of arrays that grows", "growth", "a list of arrays .*"),
     Figure("an index for retrieval, run over plain", "growth", "an index of .*"),
-    Figure("a large table as an argument, a call", "steps", "a step that reads .*"),
-    Figure("a method that adds to a history, over a plain step", "steps", "a method that adds .*"),
+    Figure("a large argument", "steps", "a step that reads .*"),
+    Figure("over a plain step", "steps", "a method that adds .*"),
     Figure("a run of three steps, without its steps", "growth", "a run of three steps.*"),
     Figure("a listing", "many_runs", ".* (?:runs: (?:runs|show).*|of runs.*)"),
     Figure("a long run shown", "growth", "stepwise show of .*"),
-    Figure("an instrumented request, over a plain one", "instrumented_request", ".*loop, .*"),
-    Figure("200 steps at once, over Restate's", "versus", "w6 .*: restate/default", 0.5),
+    Figure("an instrumented request over a plain one", "instrumented_request", ".*loop, .*"),
+    Figure("200 steps at once over Restate's", "versus", "w6 .*: restate/default", 0.5),
     Figure(
-        "a step on Postgres, over DBOS's",
+        "a step on Postgres over DBOS's",
         "postgres_throughput",
         ".*: server and process, for one step",
         1 / 3,
     ),
     Figure("a takeover on Postgres", "postgres_throughput", "from (?:a kill .* p50|the loss) .*"),
     Figure(
-        "a step, fsync, a checkpoint at each, over a SQLite FULL insert",
+        "over a SQLite FULL insert, a checkpoint at each",
         "steps",
         "a step, fsync",
         1.7,
     ),
-    Figure("a side effect, over a SQLite FULL insert", "steps", "a side effect, fsync", 2.8),
-    Figure("a step, os, over a SQLite NORMAL insert", "steps", "a step, os", 2.2),
+    Figure("over the same insert", "steps", "a side effect, fsync", 2.8),
+    Figure("over a SQLite NORMAL insert", "steps", "a step, os", 2.2),
     Figure("bytes written for a step of 1 KB", "steps", "a step, fsync, bytes written", 6),
     Figure(
-        "processor time of a step, 64 runs at once over one run",
+        "over one run",
         "concurrency",
         "64 runs as .*: processor time a step",
         1.3,
     ),
     Figure(
-        "start to the first new step, over a program with plain SQLite",
+        "start to the first new step",
         "recovery",
         "after [0-9,]+ steps, over a program with plain SQLite",
         1.7,
@@ -83,14 +83,14 @@ FIGURES = (
         "after [0-9,]+ steps, over a bare Python's start .*",
     ),
     Figure(
-        "a late step over step 50, messages growing",
+        "messages growing",
         "agent_loop",
         "step [0-9,]+ against step 50.*",
         2,
     ),
-    Figure("steps of 10 ms, run over plain", "overhead", "steps of 10 ms", 1.08),
+    Figure("over plain", "overhead", "steps of 10 ms", 1.08),
     Figure(
-        "a node of 10 ms of a graph, over one without checkpoints",
+        "over a graph without checkpoints",
         "graph_overhead",
         "a node of 10 ms, .*",
         1.08,
@@ -108,7 +108,7 @@ class Line(NamedTuple):
     verdict: str
 
 
-def lines(reports: dict[str, Report]) -> Iterator[Line]:
+def lines(reports: dict[str, Report]) -> Iterator[tuple[Figure, Line]]:
     """All figures; what was not measured is named with its command."""
     for figure in FIGURES:
         report = reports.get(figure.script, {})
@@ -118,9 +118,9 @@ def lines(reports: dict[str, Report]) -> Iterator[Line]:
         if not found:
             script = "peers/versus" if figure.script == "versus" else figure.script
             missing = f"not measured: python benchmarks/{script}.py"
-            yield Line(figure.what, missing, _target(figure.most), "")
+            yield figure, Line(figure.what, missing, _target(figure.most), "")
         for row in found:
-            yield _line(figure, row)
+            yield figure, _line(figure, row)
 
 
 def _target(most: float | None) -> str:
@@ -161,10 +161,10 @@ def _beside_peers(versus: Report) -> Iterator[Report]:
             }
 
 
-def processors(reports: dict[str, Report]) -> str:
-    """The processors on which the figures were measured, and the load meanwhile."""
+def processors(reports: dict[str, Report], scripts: Iterable[str]) -> str:
+    """The processors on which the figures of scripts were measured, and the load meanwhile."""
     named: dict[str, list[str]] = {}
-    for script in dict.fromkeys(figure.script for figure in FIGURES):
+    for script in dict.fromkeys(scripts):
         if script in reports:
             machine = reports[script]["machine"]
             small = " --quick" if reports[script].get("quick") else ""
@@ -177,8 +177,9 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, default=HERE / "results")
     folder = parser.parse_args().results
     reports = {path.stem: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
-    found = list(lines(reports))
-    print(f"What users feel, and the price of a step, on {processors(reports)}")
+    found = [line for _, line in lines(reports)]
+    measured_on = processors(reports, (figure.script for figure in FIGURES))
+    print(f"What users feel, and the price of a step, on {measured_on}")
     for line in found:
         most = f"at most {line.target}" if line.target else ""
         print(f"  {line.verdict:6}  {most:12}  {line.what}\n{'':24}{line.measured}")

@@ -26,43 +26,6 @@ if TYPE_CHECKING:
     from docutils import nodes
     from sphinx.application import Sphinx
 
-TYPES = {  # private aliases, in words
-    "Any": "a URL, a path or a store",
-    "Approve": "`True`, `False`, or a function",
-    "Backoff": "seconds, a function, or a wait strategy",
-    "Budget | None": "a `Budget`, or `None`",
-    "Limit | None": "a `Limit`, or `None`",
-    "Cache": '`"dev"`, a `timedelta`, or `None`',
-    "ClassFields | None": "fields by class",
-    "Callable[[datetime], Any] | None": "a function, or `None`",
-    "Compensate": "a function, or `None`",
-    "Executor | str | None": "an executor, a name, or `None`",
-    "Exceptions": "an exception class, or a tuple of them",
-    "InDoubt": "a text, or a function",
-    "Iterable[str]": "names",
-    "Iterable[str] | None": "names",
-    "Key": "names, a function, or `None`",
-    "Mapping[str, Any] | None": "a mapping, or `None`",
-    "OnChanged": "a text, or `None`",
-    "Redact": "names, or a function",
-    "Retain | None": "a `Retain`, or `None`",
-    "RetryOn": "exception classes, or a function",
-    "Retention": "a text",
-    "Missed": "a text",
-    "Start | None": "a text, or `None`",
-    "bool": "`True` or `False`",
-    "bool | None": "`True`, `False` or `None`",
-    "float": "seconds",
-    "float | None": "seconds, or `None`",
-    "int": "a number",
-    "int | None": "a number, or `None`",
-    "str | None": "a text, or `None`",
-    "str | timedelta | None": "a text, a timedelta, or `None`",
-    "tuple[str, ...]": "names",
-    "tuple[tuple[str, str], ...]": "a mapping of texts",
-}
-
-
 RETURNED = {  # users get these, and make none
     *("AsyncHandle", "CodePlace", "CompletedCall", "CurrentStep", "Event", "FirstTrue", "Handle"),
     "Evaluation",
@@ -80,14 +43,15 @@ RETURNED = {  # users get these, and make none
         "Workflow",
     ),
 }
+_DESCRIBED_BY_OTHERS = RETURNED - {"Event", "Run", "Workflow"}
 OF_ONE_CALL = ("run_id", "fresh")
+_LEFT_ALONE = "as it is"
 
 
 class Option(NamedTuple):
     """An option of a decorator, or an argument of a function."""
 
     name: str
-    type: str
     default: str
     meaning: str
 
@@ -112,13 +76,6 @@ def markdown(text: str) -> str:
     return re.sub(r"``(.+?)``", r"`\1`", text)
 
 
-def _in_words(annotation: str) -> str:
-    texts = re.fullmatch(r"Literal\[(.*)\](?: \| None)?", annotation)
-    if texts:
-        return ", ".join(f"`{each.strip()}`" for each in texts[1].split(","))
-    return TYPES[annotation]
-
-
 def options(name: str) -> list[Option]:
     """Return what ``step``, ``tool``, ``workflow``, ``options`` or ``configure`` takes.
 
@@ -137,8 +94,8 @@ def options(name: str) -> list[Option]:
         return _described(stepwise.workflow, Options, names)
     meanings = arguments(Workflow.options)
     return [
-        Option("run_id", _in_words("str | None"), "`None`", meanings.get("run_id", "")),
-        Option("fresh", _in_words("bool"), "`False`", meanings.get("fresh", "")),
+        Option("run_id", "`None`", meanings.get("run_id", "")),
+        Option("fresh", "`False`", meanings.get("fresh", "")),
     ]
 
 
@@ -152,23 +109,18 @@ def _described(
     if function is Options:  # its constructor takes whatever fields it has
         kind = inspect.Parameter.KEYWORD_ONLY
         known = {
-            each: inspect.Parameter(each, kind, default=getattr(Options, each), annotation=meant)
-            for each, meant in Options.__annotations__.items()
+            each: inspect.Parameter(each, kind, default=getattr(Options, each))
+            for each in Options.__annotations__
         }
     return [
-        Option(
-            each,
-            _in_words(known[each].annotation),
-            _default(known[each].default),
-            meanings.get(each, ""),
-        )
+        Option(each, _default(known[each].default), meanings.get(each, ""))
         for each in names or known
     ]
 
 
 def _default(value: object) -> str:
     if type(value) is object:  # stands for a setting that is left out, where `None` is a value
-        return "as it is"
+        return _LEFT_ALONE
     return f"`{value.__name__}`" if isinstance(value, type) else f"`{value!r}`"
 
 
@@ -249,11 +201,13 @@ def records_text(which: str) -> str:
 
 def options_text(name: str) -> str:
     """Write the options as a table."""
-    rows = [
-        f"| `{each.name}` | {each.type} | {each.default} | {each.meaning} |"
-        for each in options(name)
-    ]
-    return "\n".join(["| option | type | default | meaning |", "|---|---|---|---|", *rows])
+    rows = [f"| `{_with_default(each)}` | {each.meaning} |" for each in options(name)]
+    return "\n".join(["| option | meaning |", "|---|---|", *rows])
+
+
+def _with_default(option: Option) -> str:
+    default = option.default.strip("`")
+    return option.name if default in ("None", _LEFT_ALONE) else f"{option.name}={default}"
 
 
 def environment_text() -> str:
@@ -291,12 +245,14 @@ def _written(what: str, of: str, page: str) -> str:
         return records_text(of)
     if what == "errors":
         return _table("error", {each.name: each.message for each in problems()})
-    if what == "commands":
-        from stepwise import cli
-
-        commands = sorted(cli.main.commands.items())
-        return _table("command", {name: each.get_short_help_str(200) for name, each in commands})
-    return _table("name", dict(_names(page)))
+    names = dict(_names(page))
+    returned = ", ".join(f"`{name}`" for name in names if name in _DESCRIBED_BY_OTHERS)
+    table = _table("name", {n: said for n, said in names.items() if n not in _DESCRIBED_BY_OTHERS})
+    return (
+        f"{table}\n\nWhat these return, or pass to your functions: {returned}."
+        if returned
+        else table
+    )
 
 
 def _names(page: str) -> Iterator[tuple[str, str]]:

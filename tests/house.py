@@ -268,11 +268,10 @@ def page():
     yield "`make map` writes this page from the imports, those inside functions included. The"
     yield "purpose of each room: [design.md](design.md), section 8."
     yield ""
-    yield "| room | modules | lines of code | imports from |"
-    yield "|---|---:|---:|---|"
+    yield "| room | modules | lines of code |"
+    yield "|---|---:|---:|"
     for each in sorted(filter(None, count), key=lambda name: (name.strip("_"), name)):
-        into = ", ".join(f"`{b}` {n}" for (a, b), n in sorted(arrows.items()) if a == each)
-        yield f"| `{each}` | {count[each]} | {lines[each]:,} | {into} |"
+        yield f"| `{each}` | {count[each]} | {lines[each]:,} |"
     yield ""
     total = sum(lines.values())
     yield f"{len(files)} modules, {total:,} lines of code without docstrings, comments and blank"

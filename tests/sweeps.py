@@ -29,7 +29,7 @@ class Totals:
     """Adds up what ``tally(...)`` told, by sweep."""
 
     def __init__(self):
-        self.sweeps = collections.defaultdict(lambda: [0, collections.Counter(), 0.0])
+        self.sweeps = collections.defaultdict(lambda: [0, collections.Counter()])
 
     def pytest_runtest_logreport(self, report):
         for name, told in report.user_properties if report.when == "call" else ():
@@ -37,7 +37,6 @@ class Totals:
                 total = self.sweeps[told["sweep"]]
                 total[0] += told["trials"]
                 total[1].update(told["results"])
-                total[2] += report.duration
 
     def table(self):
         times = "" if SCALE == 1 else f"{SCALE:g} times "
@@ -46,14 +45,13 @@ class Totals:
         python = f"Python {platform.python_version()}"
         yield f"{today}, {platform.system()}, {python}; {size}; seed {SEED}"
         yield ""
-        yield "| sweep | trials | how they ended | seconds |"
-        yield "|---|---:|---|---:|"
-        for name, (trials, results, seconds) in self.sweeps.items():
+        yield "| sweep | trials | how they ended |"
+        yield "|---|---:|---|"
+        for name, (trials, results) in self.sweeps.items():
             ends = ", ".join(f"{n:,} {key.replace('_', ' ')}" for key, n in results.items())
-            yield f"| {name} | {trials:,} | {ends or 'all right'} | {seconds:.0f} |"
+            yield f"| {name} | {trials:,} | {ends or 'all right'} |"
         trials = sum(total[0] for total in self.sweeps.values())
-        seconds = sum(total[2] for total in self.sweeps.values())
-        yield f"| together | {trials:,} | 0 wrong, 0 lost, 0 doubled | {seconds:.0f} |"
+        yield f"| together | {trials:,} | 0 wrong, 0 lost, 0 doubled |"
 
 
 def main():

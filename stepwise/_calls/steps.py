@@ -817,9 +817,9 @@ def step(function: Any = _NOTHING, /, **options: Any) -> Any:
         redact: names of parameters that are stored but not shown; or a function of a name and a
             value that returns the text to show, or ``None`` for the usual text.
         executor: executes the bodies of calls in a run: an executor of ``concurrent.futures``, or
-            the name ``"ray"`` for the tasks of a Ray cluster.  The process of the run asks and
-            writes the journal.  The arguments, secrets included, are sent to the worker; changes
-            that the body makes to them, including to ``self``, stay there.
+            the name ``"ray"`` for the tasks of a Ray cluster.  The arguments, secrets included,
+            are sent to the worker; changes that the body makes to them, including to ``self``,
+            stay there.
         resources: options of a named executor.  For ``"ray"``, the options of a task: ``num_cpus``,
             ``num_gpus``, ``resources``, ``runtime_env`` and others.
         record_arguments: True to record the arguments of each call in full, for people who look at

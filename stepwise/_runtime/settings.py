@@ -203,9 +203,9 @@ def configure(
 
     Args:
         store: a URL (``"disk:/path"``), a path, or a store; runs in progress keep theirs.
-        quiet: print no notices on stderr.
-        encrypt: encrypt all data stored from now on, with a key derived from the key of the records
-            (extra ``encryption``).  Run ids, sizes, times and process ids stay readable.
+        quiet: True to print no notices on stderr.
+        encrypt: True to encrypt all data stored from now on, with a key derived from the key of the
+            records (extra ``encryption``).  Run ids, sizes, times and process ids stay readable.
         trust: ``"data"``: this process loads no pickle, not even one that verifies.  Workflows then
             record as ``codec="json"``, and replay from the top.  ``"all"`` by default.
         injected: full names of classes (``"mypackage.Context"``) whose instances a framework
@@ -218,8 +218,9 @@ def configure(
         suspend_after: seconds that a run waits in its process (``sleep``, ``wait_for``,
             ``approve``) before it suspends: 60 by default, ``None`` for never, 0 for at once.
         secret_names: further names whose values are masked in requests (``door_code``).
-        record_arguments: record the arguments of all steps in full, as ``record_arguments=`` does.
-        record_locals: record failures with short forms of local variables, which may hold secrets.
+        record_arguments: True to record the arguments of all steps in full.
+        record_locals: True to record failures with short forms of local variables, which may hold
+            secrets.
         on_changed: as ``on_changed=`` of a step: ``"keep"``, the default, ``"rerun"`` or ``"ask"``.
         stream_limit: bytes that one run may emit: more is an error; ``None``: no limit (default).
         cache_size: bytes that the cache of a store may take: 1 GB by default, 0 for no cache.

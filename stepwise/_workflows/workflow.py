@@ -463,8 +463,8 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
             warning that a run of another process answered a later call.
         compensate_on_failure: when the workflow raises, undo the completed tools that have a
             ``compensate=``, the newest first.  Another call of the workflow repeats them.
-        progress: show on the terminal, or in the notebook, the current step, the number of steps
-            and the time.  ``None``: as ``STEPWISE_PROGRESS`` says.
+        progress: True to show on the terminal, or in the notebook, the current step, the number of
+            steps and the time.  ``None``: as ``STEPWISE_PROGRESS`` says.
         store: where the runs are kept: a URL, a path or a store object; ``None``: as configured.
         codec: how results are recorded: ``"pickle"``, the default; or ``"json"``, as data only,
             shaped by the annotated return types of functions (pydantic models with the extra
@@ -488,13 +488,12 @@ def workflow(function: Any = _NOTHING, /, **options: Any) -> Any:
         missed: the runs of instants at which no ``stepwise up`` was there within a minute:
             ``"once"``, the default, one for all; ``"skip"``, none; ``"all"``, one for each.
         arguments: a function of the instant that returns a tuple or a dict of arguments.
-        key: the values that distinguish two runs, instead of all arguments: names of parameters, or
-            a function that receives the arguments and returns a value.
+        key: the values that distinguish two runs, given as the ``key`` of a :func:`step`.
         ignore: names of parameters that do not distinguish runs, and whose values are not shown.
-        secret: names of parameters whose values are never stored and never shown (``"self.NAME"``:
-            an attribute).  They distinguish no runs; a resumed run takes them from its call.
-        redact: names of parameters that are stored but not shown.  Or a function of a name and a
-            value that returns the text to show, or ``None`` for the usual text.
+        secret: names of parameters whose values are never stored and never shown, as of a
+            :func:`step`.
+        redact: names of parameters that are stored but not shown, or a function, as of a
+            :func:`step`.
 
     Raises:
         ConfigurationError: an option is invalid.

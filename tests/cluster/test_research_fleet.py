@@ -63,9 +63,9 @@ def test_a_killed_example_goes_on_where_it_was(cluster, store, tmp_path):
     assert [len(run.steps) for run in runs()] == [5] * len(TOPICS)
 
 
-def test_the_program_of_the_page_about_ray_works(cluster, store, tmp_path):
+def test_the_program_of_the_page_about_clusters_works(cluster, store, tmp_path):
     """The page's program submits its run, and prints the result and the status."""
-    page = (ROOT / "docs" / "how-to" / "ray.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to" / "cluster.md").read_text("utf-8")
     [program] = re.findall(r"```python\n(# analyse\.py\n.*?)```", page, re.DOTALL)
     (tmp_path / "analyse.py").write_text(program, "utf-8")
     done = ended([sys.executable, "analyse.py", address()], store, cwd=tmp_path)

@@ -8,14 +8,13 @@ import sysconfig
 
 import pytest
 
-import stepwise
 from stepwise import cli
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/reference/command-line.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-PROGRAM, *_, EVENTS = (text for language, text in BLOCKS if language == "python")
+(PROGRAM,) = (text for language, text in BLOCKS if language == "python")
 COMPLETION = next(text for language, text in BLOCKS if language == "bash").splitlines()
 CONSOLE = "".join(text for language, text in BLOCKS if language == "console")
 COMMANDS = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.MULTILINE)
@@ -63,25 +62,6 @@ def test_the_completions(shell):
     for line, name in zip(COMPLETION, ("bash", "zsh", "fish"), strict=True):
         command = re.search(r"_STEPWISE_COMPLETE=\w+ stepwise", line)[0]
         assert f"_STEPWISE_COMPLETE={name}_complete" in shell(command).replace("COMP_WORDS", "")
-
-
-def test_the_events(capsys):
-    """The program that listens to events hears of steps until it no longer wants to."""
-    names = {}
-    exec(EVENTS, names)
-
-    @stepwise.step
-    def search(city):
-        return city
-
-    @stepwise.workflow(store="memory:")
-    def trip(city):
-        return search(city)
-
-    trip("Oslo")
-    names["end"]()
-    trip("Rome")
-    assert re.fullmatch(r"search took \d+\.\d s\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("page", ["README", "docs"])

@@ -44,28 +44,23 @@ class Told:
                 self.control[told["framework"]] = told["repeated"]
 
     def table(self):
-        yield (
-            "| framework | version | programs | killed and run again | most requests "
-            "| without `instrument()` |"
-        )
-        yield "|---|---|---:|---:|---|---|"
+        yield "| framework | version | programs | killed and run again | without `instrument()` |"
+        yield "|---|---|---:|---:|---|"
         for program in ALL:
             told = self.killed[program.framework]
             trials = sum(each["trials"] for each in told)
-            repeated = max(each["repeated"] for each in told)
             version = metadata.version(DISTRIBUTIONS.get(program.framework, program.framework))
             plain = self.control.get(program.framework)
             without = "-" if plain is None else f"N + {plain}"
-            yield (
-                f"| {program.framework} | {version} | {len(told)} | {trials:,} | N + {repeated} "
-                f"| {without} |"
-            )
-        trials = sum(each["trials"] for told in self.killed.values() for each in told)
+            yield f"| {program.framework} | {version} | {len(told)} | {trials:,} | {without} |"
+        every = [each for told in self.killed.values() for each in told]
+        trials = sum(each["trials"] for each in every)
+        repeated = max(each["repeated"] for each in every)
         today = dt.datetime.now(dt.timezone.utc).date()
         yield ""
         yield (
-            f"{today}: {trials:,} trials, N = {REQUESTS}. No tool that had completed ran twice, no "
-            "side effect was repeated, and every text was right."
+            f"{today}: {trials:,} trials, N = {REQUESTS}, at most N + {repeated} requests. No tool "
+            "that had completed ran twice, no side effect was repeated, and every text was right."
         )
 
 

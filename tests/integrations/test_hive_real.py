@@ -1,7 +1,9 @@
 """The executor and the store on hive itself, where ``HIVE_SOURCE`` names the folder ``core`` of it.
 
-Its published source is not in this repository;
-``docs/how-to/step-loops-and-graphs.md`` says how to fetch it.
+Its published source is not in this repository::
+
+    git clone --depth 1 --branch v0.11.0 https://github.com/aden-hive/hive
+    HIVE_SOURCE=hive/core pytest tests/integrations/test_hive_real.py
 """
 
 import asyncio
