@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from stepwise._display.terminal import ago, elided, line_of
@@ -73,7 +74,7 @@ def find_step(run: Run, number: int) -> StepRecord:
 def unsettled() -> Iterator[tuple[Run, Overview]]:
     """Yield the runs with steps in doubt or stopped calls, each with its overview."""
     for each in listed():
-        if each.status in UNFINISHED:
-            seen = each.run._seen(1)
-            if seen.in_doubt or seen.stops:
+        with suppress(RunNotFoundError):  # deleted meanwhile
+            seen = each.run._seen(1) if each.status in UNFINISHED else None
+            if seen is not None and (seen.in_doubt or seen.stops):
                 yield each.run, seen

@@ -115,8 +115,8 @@ def delete_each(
             if streams:
                 for run_id in each.run._with_children(children):
                     empty_streams(each.run.store, each.run._seal, run_id)
-            else:
-                each.run._delete(children)
+            elif not each.run._delete(children, each.is_current):
+                continue  # it was executed again since it was found
         except (StepwiseError, RunStopped) as problem:
             yield each, problem
             if isinstance(problem, StoreError):

@@ -588,8 +588,8 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "side effects before a checkpoint count as lost behind it",
         "_journal/journal.py",
-        "total = max(self._at.effects, marked) - start.effects",
-        "total = max(self._at.effects, marked)",
+        "total = max(self._at.effects, marked.effects) - start.effects",
+        "total = max(self._at.effects, marked.effects)",
         "test_journal.py::test_effects_before_the_place_that_is_read_from_are_not_lost",
     ),
     _mutant(
@@ -1297,9 +1297,9 @@ _CACHE = [
     ),
     _mutant(
         "a run whose deletion is in progress counts as damaged",
-        "_runs/run.py",
-        "is_being_deleted = self.store.owner(self.id) is not None",
-        "is_being_deleted = False",
+        "_runs/steps.py",
+        "if facts is None and store.owner(run_id) is None:",
+        "if facts is None:",
         "test_retention.py::test_a_run_that_is_looked_at_while_it_is_deleted",
     ),
     _mutant(
