@@ -64,6 +64,7 @@ def find_step(run: Run, number: int) -> StepRecord:
     for step in run._each_step(run._seen(1)):
         if step.number == number:
             return step
+    run._facts()  # raises if it was deleted meanwhile
     raise StepNotFoundError(
         f"run {run.id!r} has no step {number}. Its steps: stepwise show {shell_word(run.id)}",
         run_id=run.id,

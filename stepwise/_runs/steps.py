@@ -385,14 +385,17 @@ def checkpoint_at(store: Store, seal: Seal, run_id: str, at: int, course: Course
     return next((each for each in found_ones if each and each.state.step <= at), None)
 
 
-def listed_checkpoint(place: Place, name: str) -> Loaded | None:
+def listed_checkpoint(place: Place, name: str, vault: Vault | None = None) -> Loaded | None:
     """Return a checkpoint that was listed, or ``None`` if it does not verify.
+
+    Args:
+        vault: what was read of the run for other checkpoints.
 
     Raises:
         StoreError: it was deleted since; see :func:`moved`.
     """
     store, _, run_id = place
-    loaded = load_checkpoint(Vault(*place), name)
+    loaded = load_checkpoint(vault or Vault(*place), name)
     if loaded is None and store.get(run_id, name) is None:
         raise moved(store, run_id)
     return loaded
@@ -400,10 +403,10 @@ def listed_checkpoint(place: Place, name: str) -> Loaded | None:
 
 def _last_until(place: Place, names: list[str], at: int) -> Loaded | None:
     """Return the last checkpoint after ``at`` steps or fewer, of checkpoints of one attempt."""
-    low, high, found = 0, len(names), None
+    vault, low, high, found = Vault(*place), 0, len(names), None
     while low < high:
         middle = (low + high) // 2
-        loaded = listed_checkpoint(place, names[middle])
+        loaded = listed_checkpoint(place, names[middle], vault)
         if loaded is None:  # it does not verify
             del names[middle]
             high -= 1

@@ -11,8 +11,11 @@ from sweeping import some
 import stepwise
 from stepwise import emit, step, tool, workflow
 from stepwise._checkpoints import checkpoints
+from stepwise._journal.journal import seal_for
+from stepwise._journal.log import THREADS, LogEnd, LogIndex, SealedLog
+from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows
 from stepwise._runs.census import Census
-from stepwise._runs.finding import unsettled
+from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.maintenance import delete_each, old_runs
 from stepwise._runs.replica import taken_from
 from stepwise._runs.verify import empty_streams
@@ -155,6 +158,8 @@ READERS = {
     "history": lambda run: len(run.history("turn")) > 0,
     "why": lambda run: (run.why().status, run.why(1).kept > 0),
     "rerun": checked_copy,
+    "fork": lambda run: run.fork().status,
+    "a step": lambda run: find_step(run, 1).name,
     "result": lambda run: run.result,
     "error": lambda run: repr(run.error),
 }
@@ -302,3 +307,49 @@ def test_a_run_that_ends_while_it_is_counted(monkeypatch):
 
     monkeypatch.setattr(disk.DiskStore, "owner", owner)
     assert not Census(mover.run.store).count().by_status["crashed"]
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_log_that_is_rewritten_while_it_is_read(number, store, at_each_read):
+    """A log whose records another process replaces by one, between two reads, lacks none."""
+    log, reads = SealedLog(store, seal_for(store), "langgraph:chat"), itertools.count(1)
+    with log.owned() as epoch:
+        end = log.append(epoch, LogEnd(), [([each], b"") for each in range(5)])
+
+    def rewrite():
+        if next(reads) == number:
+            with log.owned() as epoch:
+                log.append(epoch, end, [(["all"], b"")], instead=True)
+
+    at_each_read(rewrite)
+    entries, _ = log.read(LogEnd())
+    assert [each.header for each in entries] in ([[0], [1], [2], [3], [4]], [["all"]])
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a_log_that_is_deleted_while_logs_are_listed(number, store, at_each_read):
+    """An entry that another process removes while the list of logs is read is not damaged."""
+    index, reads = LogIndex(store, seal_for(store), THREADS), itertools.count(1)
+    index.add("chat")
+    at_each_read(lambda: next(reads) == number and index.remove("chat"))
+    assert [*index.ids()] in (["chat"], [])
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_schedule_that_comes_or_goes_while_it_is_read(number, is_there, store, at_each_read):
+    """A row of a schedule that another process writes or deletes meanwhile is not damaged."""
+    rows, row, reads = (
+        ScheduleRows(store, seal_for(store)),
+        ScheduleRow("nightly", "w", "1 d", 1.0, 1.0),
+        itertools.count(1),
+    )
+
+    def write(row):
+        with rows.owned() as epoch:
+            rows.write(epoch, "nightly", row)
+
+    write(row if is_there else None)
+    at_each_read(lambda: next(reads) == number and write(None if is_there else row))
+    assert rows.read("nightly") in (row, None)
+    assert rows.all() in ([row], [])
