@@ -100,6 +100,9 @@ class SealedLog:
             if row:
                 link = opened.link if opened is not None else None
                 at, front = journal.Position(number, link), row[:_FRONT]
+        is_whole = all(entry.header is not None for entry in found)
+        if not is_whole and start_of_log(self.store, self.seal, self.name).last > start.last:
+            return None if last else self.read(end)  # it was rewritten meanwhile
         return found, LogEnd(at, front)
 
     def find_end(self) -> tuple[LogEnd, int]:
@@ -243,7 +246,9 @@ class LogIndex:
         """Yield the host's id of each log; ``None`` for a damaged entry."""
         index, field = self._kind.list_name, self._kind.field
         for name in self._store.names(index, f"{field}/"):
-            data = self._store.get(index, name) or b""
+            data = self._store.get(index, name)
+            if data is None:
+                continue  # it was removed meanwhile
             try:
                 yield str(self._seal.open(named(name, index), data).header[field])
             except DamagedError:

@@ -78,7 +78,10 @@ class ScheduleRows:
 
     def all(self) -> list[ScheduleRow | None]:
         """Return all rows by name; ``None`` for a damaged one."""
-        return [self._opened(entry) for entry in self.store.names(SCHEDULES, "row/")]
+        entries = self.store.names(SCHEDULES, "row/")
+        found = ((entry, self.store.get(SCHEDULES, entry)) for entry in entries)
+        # One that is missing was deleted since.
+        return [self._opened(entry, data) for entry, data in found if data is not None]
 
     def read(self, name: str) -> ScheduleRow | None:
         """Return the row of a schedule; ``None`` if the store has none.
@@ -87,8 +90,9 @@ class ScheduleRows:
             CorruptStoreError: the row is damaged.
         """
         entry = entry_of(name)
-        found = self._opened(entry)
-        if found is None and self.store.get(SCHEDULES, entry) is not None:
+        data = self.store.get(SCHEDULES, entry)
+        found = self._opened(entry, data) if data is not None else None
+        if found is None and data is not None:
             raise CorruptStoreError(
                 f"the row of schedule {name!r} in {self.store.url} is damaged, or of another "
                 "STEPWISE_KEY: nobody knows which instants are over. To let it begin anew, with "
@@ -97,8 +101,7 @@ class ScheduleRows:
             )
         return found
 
-    def _opened(self, entry: str) -> ScheduleRow | None:
-        data = self.store.get(SCHEDULES, entry) or b""
+    def _opened(self, entry: str, data: bytes) -> ScheduleRow | None:
         try:
             row = ScheduleRow(*self._seal.open(named(entry, SCHEDULES), data).header)
         except DamagedError:

@@ -97,10 +97,10 @@ class BranchRows:
             variation: the variables that it was given.
             error: what stopped it in this process, if that is not recorded.
         """
-        facts, owner = run._facts(), run.owner
+        facts, _, status = run._standing()
         own = self._read(facts)
         amounts = run.spent if own.has_children or facts.status == "running" else own.sums
-        variables, status = shown_variables(facts, variation), run._status(facts, owner)
+        variables = shown_variables(facts, variation)
         outcome = self._outcome(facts, own) or error
         return self._row(facts, status, variables, outcome, amounts, own.parted)
 

@@ -31,6 +31,9 @@ class RunsByStatus(NamedTuple):
     late: float
 
 
+_OVER = ("completed", "cancelled", "superseded")
+
+
 class Census:
     """Counts the runs of one store, again and again."""
 
@@ -46,8 +49,9 @@ class Census:
             StoreError: the store cannot be used.
         """
         before, self._opened = self._opened, {}
-        found, now = Counter[str](), time.time()
-        late = 0.0
+        # First: a run that ends meanwhile is not counted twice.
+        found = Counter({each: self._number(each) for each in _OVER})
+        now, late = time.time(), 0.0
         for head in self._store.heads(unfinished=True):
             known = before.get(head.run_id)
             if known is None or known[0] != head.data:
@@ -59,13 +63,9 @@ class Census:
         self._crashed = {each: of for each, of in self._crashed.items() if each in self._opened}
         # Submitted runs that have not begun are suspended, but not among the unfinished heads.
         found["suspended"] = max(found["suspended"], self._number("suspended"))
-        for status in ("cancelled", "superseded"):
-            found[status] = self._number(status)
-        total = self._number()
-        found["completed"] = max(0, total - sum(found.values()))
         return RunsByStatus(found, late)
 
-    def _number(self, status: str | None = None) -> int:
+    def _number(self, status: str) -> int:
         count_heads = getattr(self._store, "count_heads", None)
         words = journals.words_for(self._seal, None, status, {})
         return int(count_heads(words)) if count_heads is not None else 0
@@ -79,14 +79,19 @@ class Census:
             return "suspended", min(moments, default=None)
         if facts.status != "running" or self._store.owner(facts.run_id) is not None:
             return facts.status, None
-        if journals.is_ready(facts):
-            return "ready", None
         known = self._crashed.get(facts.run_id)
         if known is None or known[0] != facts:
             try:
-                deaths = deaths_of(self._store, self._seal, facts)
+                now = journals.facts_of(self._store, self._seal, facts.run_id) or facts
+                if now != facts:  # it has ended before its owner was asked for
+                    return self._state(now)
+                known = self._crashed[facts.run_id] = facts, self._unowned(facts)
             except (StepwiseError, RunStopped):  # if the store is away, the next read says so
                 return "unreadable", None
-            known = facts, ("stuck", None) if deaths.are_deadly else ("crashed", deaths.at)
-            self._crashed[facts.run_id] = known
         return known[1]
+
+    def _unowned(self, facts: RunFacts) -> tuple[str, float | None]:
+        if journals.is_ready(facts):
+            return "ready", None
+        deaths = deaths_of(self._store, self._seal, facts)
+        return ("stuck", None) if deaths.are_deadly else ("crashed", deaths.at)

@@ -132,7 +132,7 @@ _VALUE = 2000  # characters of a value
 
 def html_page(run: Run) -> str:
     """Return a run as one self-contained HTML page."""
-    return page(_Pages().of(run))
+    return run._settled(lambda *_: page(_Pages().of(run)))
 
 
 class _Pages:

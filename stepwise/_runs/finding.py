@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from stepwise._display.terminal import elided, line_of
@@ -66,6 +67,7 @@ def find_step(run: Run, number: int) -> StepRecord:
     for step in run._each_step(run._seen(1)):
         if step.number == number:
             return step
+    run._facts()  # raises if it was deleted meanwhile
     raise StepNotFoundError(
         f"run {run.id!r} has no step {number}. Its steps: stepwise show {shell_word(run.id)}",
         run_id=run.id,
@@ -76,7 +78,7 @@ def find_step(run: Run, number: int) -> StepRecord:
 def unsettled() -> Iterator[tuple[Run, Overview]]:
     """Yield the runs with steps in doubt or stopped calls, each with its overview."""
     for each in listed():
-        if each.status in UNFINISHED:
-            seen = each.run._seen(1)
-            if seen.in_doubt or seen.stops:
+        with suppress(RunNotFoundError):  # deleted meanwhile
+            seen = each.run._seen(1) if each.status in UNFINISHED else None
+            if seen is not None and (seen.in_doubt or seen.stops):
                 yield each.run, seen

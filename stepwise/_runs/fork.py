@@ -25,7 +25,6 @@ from stepwise._checkpoints.checkpoints import (
     PREFIX,
     Loaded,
     State,
-    load_checkpoint,
     number_of,
     sealed,
 )
@@ -61,7 +60,7 @@ from stepwise._journal.summary import (
 )
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
-from stepwise._runs.steps import known_facts
+from stepwise._runs.steps import known_facts, listed_checkpoint, moved, settled
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.options import check_values
@@ -93,13 +92,17 @@ class Change:
 
 def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | None) -> str:
     """Write a run that resumes from a point of another run; return the id of the new run."""
-    source = ForkedRun(store, seal, run_id)
-    refuse_answered(store, seal, source.facts, "forked")
+
+    def read(*_: Any) -> tuple[ForkedRun, Mapping[int, Any], tuple[int, Loaded | None]]:
+        source = ForkedRun(store, seal, run_id)
+        refuse_answered(store, seal, source.facts, "forked")
+        results = {source.number_of(step): value for step, value in change.results.items()}
+        return source, results, point_of(source, change, results)
+
+    source, results, (cut, loaded) = settled(store, seal, run_id, read)
     new_id = new_id or random_id(source.facts.label)
     check_values("a fork", run_id=new_id)
     _refuse_taken(store, seal, new_id, run_id)
-    results = {source.number_of(step): value for step, value in change.results.items()}
-    cut, loaded = point_of(source, change, results)
     what = f"run {run_id!r} cannot be forked there"
     refuse_undone(store, seal, source.facts, cut, what, source.entries)
     if not change.messages:
@@ -307,6 +310,11 @@ class ForkedRun:
             step=step,
         )
 
+    def has_moved(self) -> bool:
+        """Return whether a checkpoint is there that follows records which were not read."""
+        names = self.store.names(self.facts.run_id, PREFIX)
+        return any(number_of(name) > self.entries[-1].number for name in names)
+
     def checkpoints(self, cut: int) -> Iterator[Loaded]:
         """Return the checkpoints taken up to a record, the newest first."""
         return _checkpoints(self.store, self.seal, self.facts, cut)
@@ -314,9 +322,10 @@ class ForkedRun:
 
 def _checkpoints(store: Store, seal: Seal, facts: records.RunFacts, cut: int) -> Iterator[Loaded]:
     """Yield the verified checkpoints up to a record, newest first, also those of a base."""
-    vault, lowest = Vault(store, seal, facts.run_id), cut
+    place, lowest = (store, seal, facts.run_id), cut
+    vault = Vault(*place)
     for name in reversed(store.names(facts.run_id, PREFIX)):
-        loaded = load_checkpoint(vault, name) if number_of(name) <= cut else None
+        loaded = listed_checkpoint(place, name, vault) if number_of(name) <= cut else None
         if loaded is not None:
             lowest = min(lowest, number_of(name))
             yield loaded
@@ -337,6 +346,8 @@ def point_of(
         places = source.checkpoints(source.entries[-1].number)
         name = change.checkpoint
         newest = next((each for each in places if name in ("", each.name)), None)
+        if newest is None and source.has_moved():
+            raise moved(source.store, run_id)
         if newest is None:
             raise source.no_step(
                 "the newest checkpoint", "is missing; give the step at which it resumes (at=)"

@@ -122,8 +122,10 @@ def delete_each(
             if streams:
                 for run_id in children.below(each.run.id):
                     empty_streams(each.run.store, each.run._seal, run_id)
-            else:
-                delete_runs(each.run.store, each.run._seal, each.run.id, children)
+            elif not delete_runs(
+                each.run.store, each.run._seal, each.run.id, children, each.is_current
+            ):
+                continue  # it was executed again since it was found
         except (StepwiseError, RunStopped) as problem:
             yield each, problem
             if isinstance(problem, StoreError):

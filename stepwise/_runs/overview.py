@@ -56,6 +56,7 @@ class Overview:
         statuses: the number of steps by status.
         in_doubt: the steps whose side effect may or may not have happened.
         course: the attempts of the run: where they resumed, what they executed, saved and lost.
+        standing: how the run stood meanwhile.
         unreadable: the number of records that do not verify, or are missing.
         stops: the calls at which the run stopped, each with the recorded calls that it could be.
         sums: the spending of the run, including its child runs.
@@ -68,6 +69,7 @@ class Overview:
     statuses: dict[str, int]
     in_doubt: list[run_steps.StepRecord]
     course: Course
+    standing: run_steps.Observed
     unreadable: int = 0
     stops: Sequence[run_steps.StoppedCall] = ()
     sums: Sums = NO_SUMS
@@ -79,16 +81,20 @@ class Overview:
         return Spent(*spent_facts(self.sums, self.course))
 
 
-def overview(
-    store: Store, seal: Seal, facts: RunFacts, owner: Owner | None, count: int | None = SHOWN
-) -> Overview:
+def overview(store: Store, seal: Seal, run_id: str, count: int | None = SHOWN) -> Overview:
     """Read the overview of a run.
 
     Args:
-        owner: the process that is executing the run, if any: its open steps are not in doubt yet.
         count: the number of newest steps to read; ``None`` for all.
+
+    Raises:
+        RunNotFoundError: there is no such run, or it was deleted meanwhile.
     """
-    return _OverviewReading(store, seal, facts, owner).overview(count)
+
+    def read(facts: RunFacts, owner: Owner | None) -> Overview:
+        return _OverviewReading(store, seal, facts, owner).overview(count)
+
+    return run_steps.settled(store, seal, run_id, read)
 
 
 class _OverviewReading:
@@ -96,6 +102,7 @@ class _OverviewReading:
 
     def __init__(self, store: Store, seal: Seal, facts: RunFacts, owner: Owner | None) -> None:
         self._place: run_steps.Place = store, seal, facts.run_id
+        # The open steps of a process that is executing the run are not in doubt yet.
         self._facts, self._owner = facts, owner
 
     def overview(self, count: int | None) -> Overview:
@@ -121,7 +128,7 @@ class _OverviewReading:
         for child, said in seen.course.children.values():
             about = facts_of(store, seal, child)
             if about is not None:
-                theirs = overview(store, seal, about, self._owner, count=1)
+                theirs = _OverviewReading(store, seal, about, self._owner).overview(1)
                 found.append(difference(theirs.sums, Sums(*said)))
         found += [
             active.account.unsaid()
@@ -173,8 +180,11 @@ class _OverviewReading:
             if outcome is not None and step.status == "completed" and number < course.begun:
                 course.saved += own_seconds(outcome, places.answered.get(step.number, 0.0))
         total = sum(statuses.values())
-        parts = [*newest], total, dict(statuses), doubted, course, len(unreadable)
-        return Overview(*parts, sums=at.sums)
+        parts = [*newest], total, dict(statuses), doubted, course
+        return Overview(*parts, self._standing(), len(unreadable), sums=at.sums)
+
+    def _standing(self) -> run_steps.Observed:
+        return run_steps.standing(*self._place[:2], self._facts, self._owner)
 
     def _from_summary(
         self, summary: Summary, fresh: list[Entry], effects: list[Entry], count: int
@@ -194,7 +204,8 @@ class _OverviewReading:
         steps = run_steps.steps_with(self._place, entries, numbers)
         newest = [each for each in steps if each.number in wanted]
         statuses, sums = summary.statuses(numbers), summary.start.sums
-        return Overview(newest, summary.total, statuses, doubted, summary.course, sums=sums)
+        parts = newest, summary.total, statuses, doubted, summary.course
+        return Overview(*parts, self._standing(), sums=sums)
 
 
 def steps_around(
@@ -272,10 +283,9 @@ def goes_on(store: Store, seal: Seal, facts: RunFacts) -> tuple[str, str]:
     return where, source.text_of(line or state.line)
 
 
-def shown(
-    facts: RunFacts, status: run_steps.RunStatus, owner: Owner | None, seen: Overview | None
-) -> RunShown:
+def shown(standing: run_steps.Observed, seen: Overview | None) -> RunShown:
     """Return the display form of a run, with its steps if they were read."""
+    facts, owner, status = standing
     about = RunShown(
         facts.run_id,
         f"{facts.label}({facts.arguments})",

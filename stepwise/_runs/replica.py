@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, sealed
+from stepwise._checkpoints.checkpoints import PREFIX, Loaded, sealed
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.outcomes import RunInputs, record_inputs
 from stepwise._execution.viewer import look_into
@@ -27,7 +27,7 @@ from stepwise._journal.records import Entry, RecordedVersion, RunFacts
 from stepwise._journal.seal import DamagedError, Seal, named
 from stepwise._runs.fork import whole_records
 from stepwise._runs.run import Run
-from stepwise._runs.steps import known_facts
+from stepwise._runs.steps import listed_checkpoint, settled
 from stepwise._runs.why import without_hidden
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.codec import Codec
@@ -83,11 +83,16 @@ def taken_from(store: Store, seal: Seal, run_id: str) -> Replica:
     Raises:
         CorruptStoreError: records of the run cannot be read.
     """
-    facts = known_facts(store, seal, run_id)
-    entries = whole_records(store, seal, facts, "executed again")
-    vault = Vault(store, seal, run_id)
-    found = (load_checkpoint(vault, name) for name in store.names(run_id, PREFIX))
+    return settled(store, seal, run_id, lambda facts, _: _taken(store, seal, facts))
+
+
+def _taken(store: Store, seal: Seal, facts: RunFacts) -> Replica:
+    run_id = facts.run_id
+    place = store, seal, run_id
+    # Before the records: the run may go on, and its next checkpoint refers to later ones.
+    found = (listed_checkpoint(place, name) for name in store.names(run_id, PREFIX))
     checkpoints = tuple(each for each in found if each is not None)
+    entries = whole_records(store, seal, facts, "executed again")
     ended = facts.status in ("completed", "failed")
     return Replica(
         facts,
@@ -95,7 +100,7 @@ def taken_from(store: Store, seal: Seal, run_id: str) -> Replica:
         read_end(store, seal, facts) if ended else None,
         tuple(_moment(facts, each) for each in checkpoints),
         checkpoints,
-        dict(_inputs(store, vault, run_id)),
+        dict(_inputs(store, Vault(*place), run_id)),
         versions=tuple(recorded_versions(store, seal, run_id)),
     )
 

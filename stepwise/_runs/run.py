@@ -11,9 +11,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from stepwise import errors
 from stepwise._calls.branching import BranchCall
@@ -68,6 +68,8 @@ from stepwise._values.codec import Codec
 from stepwise.stores import Head, Owner, Store, open_store
 from stepwise.stores.base import Words
 
+T = TypeVar("T")
+
 # -- run ------------------------------------------------------------------------------------------
 
 
@@ -114,12 +116,11 @@ class Run:
         return self.questions if "waiting" in seen.statuses or seen.course.children else []
 
     def _shown(self, seen: Overview | None = None) -> render.RunShown:
-        facts, owner = self._facts(), self.owner
-        return shown(facts, self._status(facts, owner), owner, seen)
+        return shown(seen.standing if seen is not None else self._standing(), seen)
 
     def _seen(self, count: int | None = SHOWN) -> Overview:
         """Read the overview with the ``count`` newest steps; with all steps if it is ``None``."""
-        seen = overview(self.store, self._seal, self._facts(), self.owner, count)
+        seen = overview(*self._place, count)
         for active in list(live_runs):
             if active.run_id == self.id and active.journal.store is self.store:
                 seen.course.resumed_from = active.progress.resumed_from
@@ -146,20 +147,17 @@ class Run:
     # -- facts -----------------------------------------------------------------------------------
 
     def _facts(self) -> RunFacts:
-        facts = journals.facts_of(self.store, self._seal, self.id)
-        if facts is None:
-            what = f"run {self.id!r} is gone from {self.store.url}"
-            # Whoever deletes a run holds its lease until no mark of it is left.
-            is_being_deleted = self.store.owner(self.id) is not None
-            if not is_being_deleted:
-                journals.Journal(*self._place, 0, fsync=True).load()  # raises if it is lost
-            if not is_being_deleted and journals.newest_mark(self.store, self._seal, self.id).last:
-                what += (
-                    ": only marks of it are left. Put the folder back from a backup and run "
-                    f"stepwise restore, or delete them: stepwise forget {shell_word(self.id)}"
-                )
-            raise errors.RunNotFoundError(what, run_id=self.id)
-        return facts
+        return run_steps.known_facts(*self._place)
+
+    def _settled(self, read: Callable[[RunFacts, Owner | None], T]) -> T:
+        """Return what a function reads of the run, as of one moment."""
+        return run_steps.settled(*self._place, read)
+
+    def _standing(self) -> run_steps.Observed:
+        def read(facts: RunFacts, owner: Owner | None) -> run_steps.Observed:
+            return run_steps.standing(self.store, self._seal, facts, owner)
+
+        return self._settled(read)
 
     def _to_go_on(self) -> Run:
         """Return the run, or the adopted branch that goes on instead of it."""
@@ -214,7 +212,7 @@ class Run:
     @property
     def program(self) -> Program | None:
         """The command that last started the program of the run; ``None`` if unknown."""
-        how = how_started(self.store, self._seal, self._facts())
+        how = self._settled(lambda facts, _: how_started(self.store, self._seal, facts))
         return Program(*how) if how is not None else None
 
     @property
@@ -229,12 +227,7 @@ class Run:
         leaves it alone.  ``ready``: a fork that nobody has executed yet.  ``superseded``: a branch
         was adopted, and goes on instead of the run.
         """
-        return self._status(self._facts(), self.owner)
-
-    def _status(self, facts: RunFacts, owner: Owner | None) -> run_steps.RunStatus:
-        if owner is None and facts.status == "running":  # it may have ended since
-            facts = journals.facts_of(self.store, self._seal, self.id) or facts
-        return run_steps.status_of(self.store, self._seal, facts, owned=owner is not None)
+        return self._standing().status
 
     @property
     def waits(self) -> list[PendingWait]:
@@ -285,7 +278,7 @@ class Run:
             UnreadableValueError: an argument could not be recorded, or cannot be loaded here; the
                 message names the argument and the reason.
         """
-        return load_inputs(self.store, self._seal, self._facts()).whole()
+        return self._settled(lambda facts, _: load_inputs(self.store, self._seal, facts).whole())
 
     # -- history ---------------------------------------------------------------------------------
 
@@ -295,12 +288,16 @@ class Run:
     @property
     def steps(self) -> list[run_steps.StepRecord]:
         """All recorded calls, in the order in which they were first made."""
-        return run_steps.steps_of(self._place, [*self._entries()], owned=self.owner is not None)
+
+        def read(_: RunFacts, owner: Owner | None) -> list[run_steps.StepRecord]:
+            return run_steps.steps_of(self._place, [*self._entries()], owned=owner is not None)
+
+        return self._settled(read)
 
     @property
     def inbox(self) -> list[InboxMessage]:
         """The messages that were sent to the run, in the order of arrival, each with its fate."""
-        return messages_of(self.store, self._seal, self._facts())
+        return self._settled(lambda facts, _: messages_of(self.store, self._seal, facts))
 
     def stream(
         self, after: int | None = None, stream: str = "main", *, follow: bool = True
@@ -346,7 +343,11 @@ class Run:
     @property
     def checkpoints(self) -> list[run_steps.RunCheckpoint]:
         """The checkpoints of the run, oldest first; it resumes at the newest that is verified."""
-        return [each for each, _ in run_steps.checkpoints_of(self.store, self._seal, self.id)]
+
+        def read(*_: Any) -> list[run_steps.RunCheckpoint]:
+            return [each for each, _ in run_steps.checkpoints_of(*self._place)]
+
+        return self._settled(read)
 
     def _shown_locals(self, at: int | None = None) -> dict[str, Any]:
         return self._shown_at(self._checkpoint(at))
@@ -379,6 +380,8 @@ class Run:
         if loaded is None:
             when = "" if at is None else f" at or before step {at}"
             steps = ", ".join(str(each.step) for each in self.checkpoints if each.verified)
+            if steps and at is None:  # its first one has come meanwhile
+                return self._checkpoint(at)
             others = f"; it has some after steps {steps}" if steps else ""
             raise errors.StepNotFoundError(
                 f"run {self.id!r} has no checkpoint{when}{others}",
@@ -402,7 +405,7 @@ class Run:
         Raises:
             StepNotFoundError: no checkpoint is kept that early.
         """
-        return reasons.why_of(self._place, self._facts(), at)
+        return reasons.why_of(self._place, at)
 
     def history(self, name: str, limit: int = 1000) -> reasons.VariableHistory:
         """Return how a variable changed over the kept checkpoints, oldest first.
@@ -418,7 +421,7 @@ class Run:
             ConfigurationError: this is no path, or no kept checkpoint has such a variable.
             StepNotFoundError: the run has no checkpoint.
         """
-        return reasons.history_of(self._place, self._facts(), name, limit)
+        return self._settled(lambda facts, _: reasons.history_of(self._place, facts, name, limit))
 
     def bisect(self, expression: str, *, every: bool = False) -> reasons.FirstTrue:
         """Return the first kept checkpoint at which an expression over the variables is true.
@@ -436,7 +439,9 @@ class Run:
             ConfigurationError: this is no expression.
             StepNotFoundError: the run has no checkpoint.
         """
-        return reasons.bisect_of(self._place, self._facts(), expression, every=every)
+        return self._settled(
+            lambda facts, _: reasons.bisect_of(self._place, facts, expression, every=every)
+        )
 
     @property
     def result(self) -> Any:
@@ -446,16 +451,12 @@ class Run:
             UnreadableValueError: the value could not be recorded, or cannot be loaded here; the
                 message says why, and how to get the value.
         """
-        try:
-            return result_of(self.store, self._seal, self._facts())
-        except errors.UnreadableValueError:
-            self._facts()  # raises if the run was deleted meanwhile
-            raise
+        return self._settled(lambda facts, _: result_of(self.store, self._seal, facts))
 
     @property
     def error(self) -> BaseException | None:
         """The raised exception, or ``None`` if the run did not fail."""
-        return error_of(self.store, self._seal, self._facts())
+        return self._settled(lambda facts, _: error_of(self.store, self._seal, facts))
 
     @property
     def frames(self) -> tuple[run_steps.RecordedFrame, ...]:
@@ -466,10 +467,13 @@ class Run:
         Raises:
             UnreadableValueError: the frames are damaged.
         """
-        facts = self._facts()
-        failed = facts.status == "failed"
-        failures = run_steps.failures_of(self._place, 0) if failed else {}
-        return failures.get(facts.end, ())
+
+        def read(facts: RunFacts, _: Owner | None) -> tuple[run_steps.RecordedFrame, ...]:
+            failed = facts.status == "failed"
+            failures = run_steps.failures_of(self._place, 0) if failed else {}
+            return failures.get(facts.end, ())
+
+        return self._settled(read)
 
     def _error_text(self) -> str | None:
         """Return the text of the run's exception, even if the exception's ``__str__`` fails.
@@ -489,13 +493,8 @@ class Run:
         names the interruption.  ``owner`` is the process.  ``stepwise runs --json`` prints the same
         data.
         """
-        return self._dict_of(self._facts(), self.owner)
-
-    def _dict_of(self, facts: RunFacts, owner: Owner | None) -> dict[str, Any]:
         seen = self._seen(1)
-        return run_steps.run_dict(
-            facts, self._status(facts, owner), owner, seen.statuses, seen.spent
-        )
+        return run_steps.run_dict(seen.standing, seen.statuses, seen.spent)
 
     @property
     def resumed_from_step(self) -> int | None:
@@ -586,7 +585,11 @@ class Run:
     @property
     def questions(self) -> list[questions.Question]:
         """The open questions of the run and its child runs, which wait for a person's answer."""
-        return questions.RunQuestions(self.store, self._seal, self._facts()).open
+
+        def read(facts: RunFacts, _: Owner | None) -> list[questions.Question]:
+            return questions.RunQuestions(self.store, self._seal, facts).open
+
+        return self._settled(read)
 
     def approve(self, step: int | str, ticket: str, note: str = "", *, key: Any = None) -> None:
         """Answer the question of a step with yes: its call runs with the arguments shown.
@@ -952,6 +955,7 @@ def _no_run(store: Store, run_id: str) -> errors.RunNotFoundError:
 
     heads = newest_heads(store, journals.seal_for(store))
     ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
+    ids = [each for each in ids if each != run_id]  # begun meanwhile
     total = number_of_runs(store) or len(ids)
     near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
@@ -994,7 +998,12 @@ class Listed:
     @cached
     def status(self) -> run_steps.RunStatus:
         """The status of the run."""
-        return self.run._status(self.facts, self.owner)
+        owned = self.owner is not None
+        return run_steps.status_of(self.run.store, self.run._seal, self.facts, owned=owned)
+
+    def is_current(self) -> bool:
+        """Return whether the run has not changed since."""
+        return journals.facts_of(*self.run._place) == self.facts
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as :meth:`Run.to_dict`, by the head of the run if it has ended.
@@ -1003,10 +1012,9 @@ class Listed:
         """
         tally = self.facts.tally if self.facts.status != "running" else None
         if tally is None:
-            return self.run._dict_of(self.facts, self.owner)
-        return run_steps.run_dict(
-            self.facts, self.status, self.owner, tally.counts, Spent(*tally.spent)
-        )
+            return self.run.to_dict()
+        standing = run_steps.Observed(self.facts, self.owner, self.status)
+        return run_steps.run_dict(standing, tally.counts, Spent(*tally.spent))
 
 
 def listed(
@@ -1073,10 +1081,10 @@ def each_listed(
             continue
         if facts.status == "running" and status in _NEVER_RUNNING:
             continue
-        owner = opened.owner(facts.run_id) if facts.status == "running" else None
-        each = Listed(Run(opened, facts.run_id, seal), facts, owner)
-        if status is None or status == each.status:
-            yield each
+        with suppress(errors.RunNotFoundError):  # deleted meanwhile
+            each = Listed(Run(opened, facts.run_id, seal), *run_steps.owned(opened, seal, facts))
+            if status is None or status == each.status:
+                yield each
 
 
 def number_of_runs(store: Store | None = None) -> int | None:

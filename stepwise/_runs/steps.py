@@ -7,12 +7,13 @@ recorded long after the calls that follow it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from stepwise._calls.doubt import ruling_commands
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, load_checkpoint, number_of
@@ -24,10 +25,12 @@ from stepwise._execution.suspension import pending
 from stepwise._execution.viewer import attempts_with_frames, view, view_frames, view_inputs
 from stepwise._identity.identity import shown_part, shown_parts
 from stepwise._journal.journal import (
+    Journal,
     Position,
     entries_of,
     facts_of,
     is_ready,
+    newest_mark,
     place_of_run,
     read,
     read_one,
@@ -40,10 +43,18 @@ from stepwise._journal.run_facts import Course, Stop, stops_in
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import deaths_of
 from stepwise._matching.pool import differing, key_of
-from stepwise._runtime.facts import PlainFacts, public
+from stepwise._runtime.facts import NamedTuple, PlainFacts, public
 from stepwise._runtime.messages import printable, shell_word
-from stepwise.errors import RunNotFoundError, UnreadableValueError
+from stepwise.errors import (
+    RunNotFoundError,
+    RunStopped,
+    StepwiseError,
+    StoreError,
+    UnreadableValueError,
+)
 from stepwise.stores import Owner, Store
+
+T = TypeVar("T")
 
 # -- as dict --------------------------------------------------------------------------------------
 
@@ -85,11 +96,95 @@ def known_facts(store: Store, seal: Seal, run_id: str) -> RunFacts:
 
     Raises:
         RunNotFoundError: the run was deleted since.
+        JournalLostError: acknowledged records of side effects are lost.
     """
     facts = facts_of(store, seal, run_id)
+    # Whoever deletes a run holds its lease until no mark of it is left.
+    if facts is None and store.owner(run_id) is None:
+        Journal(store, seal, run_id, 0, fsync=True).load()  # raises if it is lost
+        is_marked = newest_mark(store, seal, run_id).last
+        facts = facts_of(store, seal, run_id)  # it may have begun meanwhile
+        if facts is None and is_marked:
+            raise RunNotFoundError(
+                f"{gone(store, run_id)}: only marks of it are left. Put the folder back from a "
+                "backup and run stepwise restore, or delete them: "
+                f"stepwise forget {shell_word(run_id)}",
+                run_id=run_id,
+            )
     if facts is None:
         raise gone(store, run_id)
     return facts
+
+
+_LOOKS = 100  # at a run that moves each time
+
+
+def settled(
+    store: Store, seal: Seal, run_id: str, read: Callable[[RunFacts, Owner | None], T]
+) -> T:
+    """Return what a function reads of a run, as of one moment.
+
+    The function is called again if an attempt began or ended, or records were pruned, meanwhile:
+    what was read earlier and later would not fit, and an error might be of no moment at all.
+
+    Args:
+        read: called with the facts of the run and the process that executes it; may raise
+            :func:`moved`.
+
+    Raises:
+        RunNotFoundError: there is no such run, or it was deleted meanwhile.
+        StoreError: the run moved during each attempt.
+    """
+    for _ in range(_LOOKS):
+        facts = known_facts(store, seal, run_id)
+        owner = store.owner(run_id)
+        try:
+            found = read(facts, owner)
+        except (StepwiseError, RunStopped) as error:
+            is_over = getattr(error, "errno", None) != errno.EAGAIN
+            if known_facts(store, seal, run_id) == facts and is_over:
+                raise
+        else:
+            if known_facts(store, seal, run_id) == facts:
+                return found
+    raise moved(store, run_id)
+
+
+def moved(store: Store, run_id: str) -> StoreError:
+    """Return the error for a run of which something was replaced while it was read."""
+    return StoreError(
+        f"run {run_id!r} in {store.url} changes each time that it is looked at; look again",
+        path=store.url,
+        errno=errno.EAGAIN,
+    )
+
+
+class Observed(NamedTuple):
+    """How a run stands at one moment: its facts, the process that executes it, its status."""
+
+    facts: RunFacts
+    owner: Owner | None
+    status: RunStatus
+
+
+def standing(store: Store, seal: Seal, facts: RunFacts, owner: Owner | None) -> Observed:
+    """Return how a run stands, by its facts and the process that executes it."""
+    return Observed(facts, owner, status_of(store, seal, facts, owned=owner is not None))
+
+
+def owned(store: Store, seal: Seal, facts: RunFacts) -> tuple[RunFacts, Owner | None]:
+    """Return the facts of a run and the process that executes it, as of one moment.
+
+    Args:
+        facts: of the run, as they were a moment ago.
+
+    Raises:
+        RunNotFoundError: the run was deleted since.
+    """
+    owner = store.owner(facts.run_id) if facts.status == "running" else None
+    if facts.status != "running" or owner is not None:
+        return facts, owner
+    return settled(store, seal, facts.run_id, lambda *both: both)  # it may have ended since
 
 
 def facts_to_go_on(store: Store, seal: Seal, run_id: str) -> RunFacts:
@@ -154,7 +249,9 @@ def status_of(store: Store, seal: Seal, facts: RunFacts, *, owned: bool) -> RunS
         return facts.status
     if is_ready(facts):
         return "ready"
-    return "stuck" if deaths_of(store, seal, facts).are_deadly else "crashed"
+    is_stuck = deaths_of(store, seal, facts).are_deadly
+    # An attempt that has begun since is no death.
+    return "stuck" if is_stuck and facts_of(store, seal, facts.run_id) == facts else "crashed"
 
 
 def or_why(read: Callable[[], Any]) -> Any:
@@ -187,21 +284,14 @@ def text_of_error(error: BaseException) -> str:
         return f"{name} (its text cannot be shown: {type(problem).__name__})"
 
 
-def run_dict(
-    facts: RunFacts,
-    status: RunStatus,
-    owner: Owner | None,
-    counts: Mapping[str, int],
-    spent: Spent,
-) -> dict[str, Any]:
+def run_dict(standing: Observed, counts: Mapping[str, int], spent: Spent) -> dict[str, Any]:
     """Return the facts of a run that a listing shows, as plain data.
 
     Args:
-        status: the status from :func:`status_of`.
-        owner: the process that is executing the run, if any.
         counts: the number of steps by status.
         spent: the spending of the run.
     """
+    facts, owner, status = standing
     return {
         "id": facts.run_id,
         "workflow": facts.workflow,
@@ -261,12 +351,16 @@ def newest_checkpoint(
     Args:
         at: consider only checkpoints after this many steps or fewer.
     """
-    vault = Vault(store, seal, run_id)
-    for name in reversed(store.names(run_id, PREFIX)):
-        loaded = load_checkpoint(vault, name)
-        if loaded is not None and (at is None or loaded.state.step <= at):
-            return loaded
-    return None
+    while True:
+        vault, unread = Vault(store, seal, run_id), set[str]()
+        for name in reversed(store.names(run_id, PREFIX)):
+            loaded = load_checkpoint(vault, name)
+            if loaded is None:
+                unread.add(name)
+            elif at is None or loaded.state.step <= at:
+                return loaded
+        if unread <= {*store.names(run_id, PREFIX)}:
+            return None  # else newer ones have taken their place meanwhile
 
 
 def checkpoint_at(store: Store, seal: Seal, run_id: str, at: int, course: Course) -> Loaded | None:
@@ -278,25 +372,41 @@ def checkpoint_at(store: Store, seal: Seal, run_id: str, at: int, course: Course
     Args:
         course: the attempts of the run.
     """
-    vault, names = Vault(store, seal, run_id), store.names(run_id, PREFIX)
+    place, names = (store, seal, run_id), store.names(run_id, PREFIX)
     for began, *_ in reversed(course.resumes):
         first = bisect_left(names, began, key=number_of)
-        found = _last_until(vault, names[first:], at)
+        found = _last_until(place, names[first:], at)
         if found is not None:
             return found
         names = names[:first]
     if course.resumed == len(course.resumes):
-        return _last_until(vault, names, at)
-    found_ones = (load_checkpoint(vault, name) for name in reversed(names))  # of several attempts
+        return _last_until(place, names, at)
+    found_ones = (listed_checkpoint(place, name) for name in reversed(names))  # of several attempts
     return next((each for each in found_ones if each and each.state.step <= at), None)
 
 
-def _last_until(vault: Vault, names: list[str], at: int) -> Loaded | None:
+def listed_checkpoint(place: Place, name: str, vault: Vault | None = None) -> Loaded | None:
+    """Return a checkpoint that was listed, or ``None`` if it does not verify.
+
+    Args:
+        vault: what was read of the run for other checkpoints.
+
+    Raises:
+        StoreError: it was deleted since; see :func:`moved`.
+    """
+    store, _, run_id = place
+    loaded = load_checkpoint(vault or Vault(*place), name)
+    if loaded is None and store.get(run_id, name) is None:
+        raise moved(store, run_id)
+    return loaded
+
+
+def _last_until(place: Place, names: list[str], at: int) -> Loaded | None:
     """Return the last checkpoint after ``at`` steps or fewer, of checkpoints of one attempt."""
-    low, high, found = 0, len(names), None
+    vault, low, high, found = Vault(*place), 0, len(names), None
     while low < high:
         middle = (low + high) // 2
-        loaded = load_checkpoint(vault, names[middle])
+        loaded = listed_checkpoint(place, names[middle], vault)
         if loaded is None:  # it does not verify
             del names[middle]
             high -= 1
@@ -312,17 +422,25 @@ def checkpoints_of(
 ) -> list[tuple[RunCheckpoint, Loaded | None]]:
     """Return the checkpoints of a run, oldest first, each with its content if it verifies."""
     found: list[tuple[RunCheckpoint, Loaded | None]] = []
-    vault = Vault(store, seal, run_id)
-    for name in store.names(run_id, PREFIX):
-        size = len(store.get(run_id, name) or b"")
-        loaded = load_checkpoint(vault, name)
-        number = number_of(name)
-        if loaded is None:
-            found.append((RunCheckpoint(number, 0, "", size, 0.0, verified=False), None))
-            continue
-        state = loaded.state
-        listed = RunCheckpoint(number, state.step, state.where, size, state.at, verified=True)
-        found.append((listed, loaded))
+    vault, met, is_gone = Vault(store, seal, run_id), set[str](), True
+    while is_gone:  # newer ones have taken the place of one that was listed
+        is_gone = False
+        for name in store.names(run_id, PREFIX):
+            data = None if name in met else store.get(run_id, name)
+            is_gone = is_gone or (data is None and name not in met)
+            met.add(name)
+            if data is None:
+                continue
+            loaded, number = load_checkpoint(vault, name), number_of(name)
+            if loaded is not None:
+                state = loaded.state
+                facts = state.step, state.where, len(data), state.at
+                found.append((RunCheckpoint(number, *facts, verified=True), loaded))
+            elif store.get(run_id, name) is None:
+                is_gone = True
+            else:
+                unread = RunCheckpoint(number, 0, "", len(data), 0.0, verified=False)
+                found.append((unread, None))
     return found
 
 

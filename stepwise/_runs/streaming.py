@@ -31,7 +31,7 @@ from stepwise._runtime.facts import public
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.options import check_stream
 from stepwise._values.codec import decode
-from stepwise.errors import ConfigurationError, CorruptStoreError, RunStopped
+from stepwise.errors import ConfigurationError, CorruptStoreError, RunNotFoundError, RunStopped
 
 _PAUSE = 0.05  # seconds between two looks
 _LOOK_ANYWAY = 1.0  # seconds after which a reader looks although nothing has rung
@@ -84,15 +84,16 @@ class RunStream:
         self._stamp: object = None
         self._problem: BaseException | None = None
         self._found: tuple[int, dict[int, tuple[Any, bytes]]] = 0, {}
+        self._read = 0  # the last batch that was read
         self.load = load
-        facts()  # raises for a run that does not exist
+        self._born = facts().created_at  # raises for a run that does not exist
         newest = self._log.newest()
         self._check(after, newest)
         self._last = -1 if after is None else after  # the reader has seen what is up to there
         self._next = self._last + 1
         self._find_resets(newest)
         self._check_there(self._log.batch(1))
-        self._read = self._holding(self._next) - 1  # the last batch that was read
+        self._read = self._holding(self._next) - 1
         self._link: bytes | None = None
         self._events = self._all()
 
@@ -167,25 +168,44 @@ class RunStream:
         """Yield all events; ``None`` where there is nothing more now."""
         while True:
             self._stamp = self._current_stamp()  # first: what comes later rings again
-            head = read_head(self._log.store, self._log.seal, self._log.run_id)
-            facts = head[0] if head is not None else self._facts()
+            facts = self._looked()
             status = "superseded" if facts.superseded else facts.status
             is_over = status in (*OVER, "superseded")
             # The last batch is written after the head of the end, perhaps while this is read.
             acknowledged = self._log.acknowledged() if is_over else 0
             yield from self._available()
-            if is_over:
-                if self._read < acknowledged:
+            if is_over and self._looked().created_at == facts.created_at:
+                if self._read < acknowledged and not self._is_deleted(acknowledged):
                     raise self._damaged(self._read + 1)
                 yield StreamItem(self._next - 1, "end", status)
                 return
             yield None
 
+    def _looked(self) -> RunFacts:
+        """Return the facts of the run.
+
+        Raises:
+            RunNotFoundError: it was deleted, perhaps begun again, after something of it was read.
+        """
+        log = self._log
+        head = read_head(log.store, log.seal, log.run_id)
+        facts = head[0] if head is not None else self._facts()
+        if self._read and facts.created_at != self._born:
+            raise RunNotFoundError(
+                f"run {log.run_id!r} in {log.store.url} was deleted and begun again while its "
+                "stream was read. Read it from its beginning: give no offset",
+                run_id=log.run_id,
+            )
+        self._born = facts.created_at
+        return facts
+
     def _available(self) -> Iterator[StreamItem]:
         yield from self._jumped()
         for number, batch in self._log.batches(self._read, self._link):
             if batch is None:
-                raise self._damaged(number)
+                if not self._is_deleted(number):
+                    raise self._damaged(number)
+                continue
             self._check_there(batch)
             for first, op, items in items_of(batch):
                 if op[0] == ENDED or op[1] != self._name:
@@ -284,6 +304,7 @@ class RunStream:
             )
             self._found = number, {at: item for each in said for at, item in each}
         if offset not in self._found[1]:
+            self._is_deleted(self._found[0])  # raises for a reader that lacks it
             raise self._damaged(self._found[0])
         return self._found[1][offset]
 
@@ -307,6 +328,8 @@ class RunStream:
         while number:
             batch = self._log.batch(number)
             if batch is None or batch.number != number:
+                if self._is_deleted(number):
+                    return
                 raise self._damaged(number)
             for first, op in batch.placed():
                 if op[0] == WITHDRAWN and op[1] == self._name:
@@ -335,6 +358,19 @@ class RunStream:
                 f"{first - 1} was deleted (stepwise prune --streams). What follows can be read: "
                 f"give after={first - 1}"
             )
+
+    def _is_deleted(self, number: int) -> bool:
+        """Return whether a batch was deleted, perhaps while this was read.
+
+        Raises:
+            RunNotFoundError: the run was deleted.
+            ConfigurationError: the reader lacks items of the batch.
+        """
+        self._looked()
+        is_deleted = number <= self._log.start().last
+        if is_deleted:
+            self._check_there(self._log.batch(1))
+        return is_deleted
 
     def _damaged(self, number: int) -> CorruptStoreError:
         log = self._log

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
 from stepwise._checkpoints.references import Vault
@@ -232,6 +232,11 @@ class Verification:
         return not self.problems
 
     @property
+    def _damage(self) -> Verification:
+        """The same without what verifies."""
+        return replace(self, records=0, checkpoints=0, messages=0, batches=0)
+
+    @property
     def problems(self) -> list[str]:
         """The problems found, each with its consequence."""
         messages, batches = self.lost_messages, self.lost_batches
@@ -269,6 +274,14 @@ def verify(store: Store, seal: Seal, run_id: str) -> Verification:
     Raises:
         RunNotFoundError: the store has nothing of this run.
     """
+    found = _verified(store, seal, run_id)
+    # The run may go on: what was listed, and then pruned or deleted, is not listed again.
+    while not found.ok and (again := _verified(store, seal, run_id))._damage != found._damage:
+        found = again
+    return found
+
+
+def _verified(store: Store, seal: Seal, run_id: str) -> Verification:
     facts = journals.facts_of(store, seal, run_id)
     journal = journals.Journal(store, seal, run_id, 0, fsync=True)
     entries = journal.load(journals.Position(facts.pruned if facts else 0, None), tolerant=True)

@@ -13,14 +13,14 @@ import json
 import linecache
 import os
 import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain, islice, takewhile
 from typing import Any
 
-from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State, load_checkpoint, number_of
-from stepwise._checkpoints.references import Vault
+from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State, number_of
 from stepwise._display.render import answers_to
 from stepwise._display.stops import step_text, why_html, why_text
 from stepwise._display.words import ago, duration_text
@@ -43,7 +43,6 @@ from stepwise._runtime.facts import PlainFacts, public
 from stepwise._runtime.messages import count, is_ours, printable, shell_word
 from stepwise._values.preview import NO_SECRETS, NOT_SHOWN, error_text, type_name
 from stepwise.errors import ConfigurationError, StepNotFoundError, UnreadableValueError
-from stepwise.stores import Owner
 
 # -- kept checkpoints -----------------------------------------------------------------------------
 
@@ -63,8 +62,12 @@ class Moments:
         self.names = store.names(run_id, PREFIX)
 
     def load(self, index: int) -> Loaded | None:
-        """Return a checkpoint, or ``None`` if it does not verify."""
-        return load_checkpoint(Vault(*self._place), self.names[index])
+        """Return a checkpoint, or ``None`` if it does not verify.
+
+        Raises:
+            StoreError: it was deleted since; see :func:`.steps.moved`.
+        """
+        return run_steps.listed_checkpoint(self._place, self.names[index])
 
     def variables(self, loaded: Loaded) -> dict[str, Any]:
         """Return the variables at a checkpoint, without hidden ones.
@@ -76,7 +79,7 @@ class Moments:
 
     def until(self, name: str | None) -> Iterator[Loaded]:
         """Yield the checkpoints that verify, the newest first, from the one of a name on."""
-        first = len(self.names) if name is None else self.names.index(name) + 1
+        first = len(self.names) if name is None else bisect_right(self.names, name)
         found = (self.load(index) for index in reversed(range(first)))
         return (each for each in found if each is not None)
 
@@ -565,7 +568,7 @@ class Why:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def why_of(place: run_steps.Place, facts: RunFacts, at: int | None = None, depth: int = 0) -> Why:
+def why_of(place: run_steps.Place, at: int | None = None, depth: int = 0) -> Why:
     """Return why a run stands where it stands.
 
     Args:
@@ -575,7 +578,7 @@ def why_of(place: run_steps.Place, facts: RunFacts, at: int | None = None, depth
     Raises:
         StepNotFoundError: no checkpoint is kept that early.
     """
-    return _RunReading(place, facts, depth).why(at)
+    return run_steps.settled(*place, lambda facts, _: _RunReading(place, facts, depth).why(at))
 
 
 class _RunReading:
@@ -585,9 +588,8 @@ class _RunReading:
         store, seal, run_id = place
         self.place, self.facts, self.depth = place, facts, depth
         self.notes: list[str] = []
-        self.owner: Owner | None = store.owner(run_id)
-        self.status = run_steps.status_of(store, seal, facts, owned=self.owner is not None)
-        self.seen: Overview = overview(store, seal, facts, self.owner, SHOWN)
+        self.seen: Overview = overview(store, seal, run_id, SHOWN)
+        _, self.owner, self.status = self.seen.standing
         self.source = WorkflowSource(store, seal, facts)
         self.failure = self._failure()
         self.steps = self._steps()
@@ -708,7 +710,7 @@ class _RunReading:
             if facts is None:
                 self.notes.append(f"the child run {child} is gone")
             else:
-                yield why_of((store, seal, child), facts, depth=self.depth + 1)
+                yield why_of((store, seal, child), depth=self.depth + 1)
 
     def _said(self, error: str, place: CodePlace | None) -> str:
         step = self.steps[-1] if self.steps else None

@@ -790,8 +790,10 @@ def when_free(
             the owner waits for this caller.
         BaseException: the exception with which the owner's execution failed.
     """
-    waited = False
+    before, waited = None, False
     while True:
+        if on_owned == "wait" and not waited:  # first: the owner may end before it is waited for
+            before = journals.facts_of(store, journals.seal_for(store), run_id)
         try:
             return Result(take(waited))
         except (errors.RunBusyError, errors.RunOwnedError) as error:
@@ -807,7 +809,7 @@ def when_free(
             ) from None
         seal = journals.seal_for(store)
         if not waited:
-            before, waited = journals.facts_of(store, seal, run_id), True
+            waited = True
             notice(f"{run_id}: waits, since it is being executed {describe_owner(busy.owner)}")
         with _noted(run_id):
             for pause in _until_free(store, run_id, busy, blocks=blocks):

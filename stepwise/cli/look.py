@@ -543,8 +543,9 @@ def watch(run_id: str | None, stream: str | None, after: int | None, *, as_json:
         raise click.UsageError("--after is an offset of a stream: give --stream main, too")
     shown: dict[int, str] = {}
     while True:
-        status, began = run.status, time.monotonic()
+        began = time.monotonic()
         seen = run._seen(_WATCHED if shown else SHOWN)
+        status = seen.standing.status
         missed = seen.steps[0].number - max(shown, default=0) - 1 if seen.steps else 0
         if missed > 0:
             cli.note(f"... {missed:,} steps: stepwise show {shell_word(run.id)} --all")

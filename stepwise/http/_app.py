@@ -351,8 +351,7 @@ async def _chunks(
 
 def _state(run: Run) -> Response:
     """Return the status of a run, and its outcome."""
-    facts = run._facts()
-    status = run._status(facts, run.owner)
+    facts, _, status = run._standing()
     answer: dict[str, Any] = {"run": run.id, "workflow": facts.label, "status": status}
     if status == "completed":
         answer["result"] = run.result

@@ -304,6 +304,8 @@ class RunReader:
             return None
         try:
             row, matters = self._read(each)
+        except RunNotFoundError:  # deleted meanwhile
+            return None
         except (StepwiseError, RunStopped) as problem:  # one damaged run does not hide the others
             row = RunRow(facts._replace(error=str(problem)), facts.status)
             matters = Matters(resumable=[row])
@@ -315,8 +317,10 @@ class RunReader:
 
     def _read(self, each: Listed) -> tuple[RunRow, Matters]:
         """Return the row of a run, and its open matters."""
-        facts, place = each.facts, (self.store, self.seal)
-        seen = overview(*place, facts, each.owner, count=1)
+        place = self.store, self.seal
+        seen = overview(*place, each.run.id, count=1)
+        each = Listed(each.run, *seen.standing[:2])
+        facts = each.facts
         row = self._row(each, seen.statuses, seen.spent)
         is_waiting, is_stopped = "waiting" in seen.statuses, row.status in UNFINISHED
         waits = is_waiting and row.status not in (*OVER, "cancelling")
@@ -605,7 +609,7 @@ def _spent(reader: RunReader, each: Listed, most: int | None) -> Spent | None:
         records = newest_mark(*place).last - each.facts.pruned
         if most is not None and records > most and kept_summary(*place) is None:
             return None
-        return overview(reader.store, reader.seal, each.facts, each.owner, count=1).spent
+        return overview(*place, count=1).spent
     return None
 
 

@@ -197,7 +197,10 @@ def _moment_of(run: Run, step: int | None) -> _Moment:
     Raises:
         StepNotFoundError: the run has no such step.
     """
-    run = _Glance(run)
+    return run._settled(lambda *_: _read_moment(_Glance(run), step))
+
+
+def _read_moment(run: Run, step: int | None) -> _Moment:
     seen = run._seen(_STEPS)
     steps = {each.number: each for each in seen.steps}
     if step is not None and step not in steps:

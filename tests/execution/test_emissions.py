@@ -133,7 +133,7 @@ class SimulatedRun:
         return found
 
     def stream(self, after=None):
-        facts = SimpleNamespace(status=self.status, superseded="")
+        facts = SimpleNamespace(status=self.status, superseded="", created_at=0.0)
         log = StreamLog(self.store, self.seal, "r")
         return RunStream(log, lambda: facts, "main", after, follow=False)
 

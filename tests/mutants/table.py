@@ -1297,9 +1297,9 @@ _CACHE = [
     ),
     _mutant(
         "a run whose deletion is in progress counts as damaged",
-        "_runs/run.py",
-        "is_being_deleted = self.store.owner(self.id) is not None",
-        "is_being_deleted = False",
+        "_runs/steps.py",
+        "if facts is None and store.owner(run_id) is None:",
+        "if facts is None:",
         "test_retention.py::test_a_run_that_is_looked_at_while_it_is_deleted",
     ),
     _mutant(

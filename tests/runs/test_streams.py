@@ -368,7 +368,7 @@ def test_a_run_that_says_nothing_has_no_log():
 class _InProgress:
     """The facts of a run that only has streams."""
 
-    status, superseded = "running", ""
+    status, superseded, created_at = "running", "", 0.0
 
 
 run_ids = (f"run-{number}" for number in itertools.count())

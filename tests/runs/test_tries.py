@@ -174,7 +174,7 @@ def test_an_attempt_that_a_crash_cut_off(fork, tmp_path):
     assert (tried.tries[0].finished_at, tried.attempts) == (None, 2)
     assert tried.tries[1].started_at > tried.started_at == tried.tries[0].started_at
     assert tried.duration <= tried.finished_at - tried.tries[1].started_at
-    course = overview(run.store, seal_for(run.store), run._facts(), None).course
+    course = overview(run.store, seal_for(run.store), run.id).course
     assert [end for *_, end in course.resumptions] == ["died"]
     shown = CliRunner().invoke(cli.main, ["show", run.id], catch_exceptions=False).stdout
     assert "(before: process died)" in shown
@@ -239,7 +239,7 @@ def test_the_time_of_a_person_is_no_time_of_the_step():
     assert tried.waited == answered.at - tried.started_at
     assert tried.duration == tried.finished_at - answered.at
     assert [each.started_at for each in tried.tries] == [answered.at]
-    course = overview(run.store, seal_for(run.store), run._facts(), None).course
+    course = overview(run.store, seal_for(run.store), run.id).course
     assert course.taken == pytest.approx(tried.duration)
     assert tried.to_dict()["waited"] == tried.waited
 
@@ -276,7 +276,7 @@ def test_how_the_attempt_before_a_resume_ended():
     run = stepwise.get_run("flow")
     run.send("go", 1)
     call()
-    course = overview(run.store, seal_for(run.store), run._facts(), None).course
+    course = overview(run.store, seal_for(run.store), run.id).course
     assert [end for *_, end in course.resumptions] == ["interrupted", "failed", "suspended"]
     done = CliRunner().invoke(cli.main, ["show", run.id, "--json"], catch_exceptions=False)
     resumes = json.loads(done.stdout)["resumes"]

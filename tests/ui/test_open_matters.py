@@ -250,10 +250,10 @@ def test_a_damaged_run_does_not_hide_the_others(reader, monkeypatch):
     """A run that cannot be read stands with the reason, beside the others."""
     known = _reading.overview
 
-    def read(store, seal, facts, owner, count):
-        if facts.run_id == "bad 0":
+    def read(store, seal, run_id, count):
+        if run_id == "bad 0":
             raise stepwise.CorruptStoreError("a record is damaged", run_id="bad 0")
-        return known(store, seal, facts, owner, count)
+        return known(store, seal, run_id, count)
 
     monkeypatch.setattr(_reading, "overview", read)
     for number in range(2):
