@@ -117,6 +117,8 @@ class HttpApp:
             return await self._routed(request)
         except HTTPException as error:
             return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+        except RunNotFoundError as error:  # deleted since it was found
+            return JSONResponse({"error": no_run(error.run_id).detail}, 404)
         except StoreError:
             _logger.exception("the store cannot be used: %s", request.url.path)
             text = "the store of the runs cannot be used at the moment"
@@ -351,13 +353,17 @@ async def _chunks(
 
 def _state(run: Run) -> Response:
     """Return the status of a run, and its outcome."""
-    facts, _, status = run._standing()
-    answer: dict[str, Any] = {"run": run.id, "workflow": facts.label, "status": status}
-    if status == "completed":
-        answer["result"] = run.result
-    elif status == "failed":
-        answer["error"] = run._error_text()
-    return _json(answer, f"the result of run {run.id!r}")
+
+    def read(*_: Any) -> dict[str, Any]:
+        label, status = run.label, run.status
+        answer: dict[str, Any] = {"run": run.id, "workflow": label, "status": status}
+        if status == "completed":
+            answer["result"] = run.result
+        elif status == "failed":
+            answer["error"] = run._error_text()
+        return answer
+
+    return _json(run._settled(read), f"the result of run {run.id!r}")
 
 
 def _json(answer: Mapping[str, Any], what: str) -> Response:

@@ -121,6 +121,19 @@ def test_an_adopted_branch_answers_for_its_base(client):
     assert page.get("/runs/r").status_code == 404
 
 
+def test_a_run_that_is_deleted_meanwhile(client, monkeypatch):
+    """A run that is deleted while its state is read gets 404, like one that never was."""
+    page = client()
+    page.post("/start/count?run_id=r", json={"to": 1})
+
+    def deleted(run):
+        run.delete()
+        return run
+
+    monkeypatch.setattr(stepwise.Run, "_to_go_on", deleted)
+    assert page.get("/runs/r").status_code == 404
+
+
 def test_it_is_rejoined_at_any_offset(client):
     """A reader gets what follows its offset, from Last-Event-ID or from the address."""
     page = client()
