@@ -23,7 +23,7 @@ from stepwise._runtime import settings
 from stepwise.errors import RunNotFoundError, RunStopped, StepwiseError
 from stepwise.stores import disk
 
-READS = ("_has_log", "_page", "_read_rest", "get", "names", "head", "marks", "noted", "owner")
+READS = ("_page", "_read_rest", "get", "names", "head", "marks", "noted", "owner")
 jobs, done, ids = queue.Queue(), queue.Queue(), (f"r{number}" for number in itertools.count())
 
 
