@@ -494,7 +494,11 @@ class DiskStore:
         """
 
         def look(rows: Rows, tail: Tail | None) -> tuple[bool, list[tuple[int, bytes]]]:
-            more = [each for _, each in rows.records(run_id, after, None, 32) if each is not None]
+            more, may_follow, cursor = list[tuple[int, bytes]](), True, None
+            while may_follow and not more:  # unreadable records are passed over
+                page, may_follow = rows.records(run_id, after, cursor, 32)
+                more = [each for _, each in page if each is not None]
+                cursor = page[-1][0] if page else None
             if more or tail is None:
                 return bool(more), more
             found = tail.as_batch().records
@@ -657,7 +661,7 @@ class DiskStore:
 
     @_locked
     def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:
-        return page(rows, cursor, size) if (rows := self._there()) else []
+        return page(rows, cursor, size) if (rows := self._there()) else ([], False)
 
     # -- the folder and the marks ----------------------------------------------------------------
 
