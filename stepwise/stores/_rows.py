@@ -47,8 +47,14 @@ from stepwise.stores.base import FORMAT, Batch, Head, Owner, Words, other_format
 
 R = TypeVar("R")
 
-Page = list[tuple[Any, R | None]]
-"""Rows with their cursors, in the order of the cursors; ``None`` for an unreadable row."""
+Page = tuple[list[tuple[Any, R | None]], bool]
+"""Rows with their cursors, in the order of the cursors, and whether more may follow.
+
+An unreadable row is ``None``.
+"""
+
+
+_WEIGHT = 4_000_000  # bytes after which a page of records ends
 
 
 # -- encodings of a row --------------------------------------------------------------------------
@@ -572,16 +578,25 @@ class Rows:
         row = self._con.execute(sql, (key,)).fetchone()
         return None if row is None else self._load(*row)
 
-    def page(self, after: str, end: str, size: int) -> list[tuple[str, bytes]]:
-        """Return the first ``size`` values with keys between ``after`` and ``end``, in key order.
+    def page(self, after: str, end: str, size: int) -> tuple[list[tuple[str, bytes]], bool]:
+        """Return the first values with keys between ``after`` and ``end``, in key order.
 
-        Both bounds are excluded.
+        Both bounds are excluded.  The values are ``size`` at most, and fewer if they are large.
+
+        Returns:
+            the values; and whether more may follow.
         """
-        start = after + "\0"
+        start, found, weight = after + "\0", list[tuple[str, bytes]](), 0
         sql = f"SELECT key, mode, filename, size, value {_RANGE} ORDER BY key LIMIT ?"
-        rows = self._con.execute(sql, (start, end, size)).fetchall()
-        self._check_order(start, [row[0] for row in rows])
-        return [(key, self._load(*row)) for key, *row in rows]
+        rows = self._con.execute(sql, (start, end, size))
+        for key, *row in rows:
+            found.append((key, self._load(*row)))
+            weight += len(found[-1][1])
+            if weight >= _WEIGHT:
+                break
+        rows.close()  # no transaction stays open
+        self._check_order(start, [key for key, _ in found])
+        return found, len(found) == size or weight >= _WEIGHT
 
     def keys(self, start: str, end: str) -> list[str]:
         """Return the keys from ``start`` up to, but not including, ``end``, in order."""
@@ -652,8 +667,8 @@ class Rows:
         self, run_id: str, after: int, cursor: str | None, size: int
     ) -> Page[tuple[int, bytes]]:
         run = hashed(run_id)
-        page = self.page(cursor or _key(run, after), f"r/{run}0", size)
-        return [(key, _record(run, key, data)) for key, data in page]
+        page, may_follow = self.page(cursor or _key(run, after), f"r/{run}0", size)
+        return [(key, _record(run, key, data)) for key, data in page], may_follow
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -701,7 +716,7 @@ class Rows:
         self, wanted: WantedHeads | WantedDue, cursor: tuple[float, ...] | None, size: int
     ) -> Page[Head]:
         sql, parameters = wanted.query(cursor)
-        found: Page[Head] = []
+        found: list[tuple[Any, Head | None]] = []
         for *place, run, words, value in self._con.execute(sql, (*parameters, size)).fetchall():
             before, here = found[-1][0] if found else cursor, (*place,)
             if before is not None and (here < before) != wanted.newest:  # the reading could loop
@@ -709,7 +724,7 @@ class Rows:
             head = unpack(value, run, words)
             is_wanted = head is not None and wanted.workflow in (None, head.workflow)
             found.append((here, head if is_wanted else None))
-        return found
+        return found, len(found) == size
 
     def first_due_heads(self) -> list[Head]:
         found, workflow = list[Head | None](), ""

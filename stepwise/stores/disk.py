@@ -73,7 +73,6 @@ R = TypeVar("R")
 _BESIDE = ("leases", "marks", "logs")  # beside the database
 _PAGES = (1, 32, 1000)  # rows: many readers need only the first
 _WHOLE = (4, 32, 1000)  # rows of a journal from its beginning; of many runs these are all
-_WEIGHT = 4_000_000  # bytes in a page of large records
 _NEWEST_PAGES = (100, 1000)  # heads: as many as a terminal shows, then as many as memory may hold
 _TRIES = 100  # attempts to read a run that another process is writing
 _NAMED_AFTER, _PAUSE = 25, 0.01  # attempts to read a run's owner, and seconds between two
@@ -496,7 +495,11 @@ class DiskStore:
         """
 
         def look(rows: Rows, tail: Tail | None) -> tuple[bool, list[tuple[int, bytes]]]:
-            more = [each for _, each in rows.records(run_id, after, None, 32) if each is not None]
+            more, may_follow, cursor = list[tuple[int, bytes]](), True, None
+            while may_follow and not more:  # unreadable records are passed over
+                page, may_follow = rows.records(run_id, after, cursor, 32)
+                more = [each for _, each in page if each is not None]
+                cursor = page[-1][0] if page else None
             if more or tail is None:
                 return bool(more), more
             found = tail.as_batch().records
@@ -671,26 +674,23 @@ class DiskStore:
         Args:
             page: a function of the database, a cursor and a size: reads that many rows after the
                 cursor, or from the first row if the cursor is ``None``.
-            sizes: the sizes of the first pages, in rows.  No later page is larger than the last
-                size; large records make the pages smaller.
+            sizes: the largest sizes of the first pages, in rows; no later page is larger than the
+                last.
         """
         cursor: Any = None
-        most = sizes[-1]
-        for wanted in itertools.chain(sizes, itertools.repeat(most)):
-            size = min(wanted, most)
-            found = self._page(page, cursor, size)
+        for size in itertools.chain(sizes, itertools.repeat(sizes[-1])):
+            found, may_follow = self._page(page, cursor, size)
             for _, item in found:
                 if item is not None:
                     yield item
-            if len(found) < size:
+            if not may_follow:
                 return
             cursor = found[-1][0]
-            weight = sum(len(item[1]) for _, item in found if type(item) is tuple)  # of records
-            most = max(1, min(sizes[-1], _WEIGHT * len(found) // max(1, weight)))
+            del found  # a reader may pause for long before it takes the next page
 
     @_locked
     def _page(self, page: Callable[[Rows, Any, int], Page[R]], cursor: Any, size: int) -> Page[R]:
-        return page(rows, cursor, size) if (rows := self._there()) else []
+        return page(rows, cursor, size) if (rows := self._there()) else ([], False)
 
     # -- the folder and the marks ----------------------------------------------------------------
 

@@ -72,14 +72,15 @@ def test_a_stopped_reader_holds_no_memory(server):
         socket.create_connection(("127.0.0.1", served.listening.getsockname()[1])) as stopped,
     ):
         asked = {"accept": "application/json"}
-        given = {"times": 600, "size": 100_000}
+        given = {"times": 1200, "size": 100_000}
         assert client.post("/start/shout?run_id=r", json=given, headers=asked).status_code == 202
         stopped.sendall(b"GET /runs/r/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert stopped.recv(15) == b"HTTP/1.1 200 OK"
         before = _memory(served)
         items = Reader(client, "r").follow()
-        assert [each.partition(" ")[0] for each in items] == [*map(str, range(600))]
-        assert _memory(served) - before < 40_000_000  # of 60 MB that were said
+        assert [each.partition(" ")[0] for each in items] == [*map(str, range(1200))]
+        # Each thread of the server that reads, and there are several under load, keeps some MB.
+        assert _memory(served) - before < 80_000_000  # of 120 MB that were said
 
 
 def _memory(served):

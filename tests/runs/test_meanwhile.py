@@ -182,7 +182,7 @@ def at_each_read(monkeypatch):
 
     for name in READS:
         monkeypatch.setattr(disk.DiskStore, name, hooked(getattr(disk.DiskStore, name)))
-    monkeypatch.setattr(disk, "WHOLE", (2, 2))
+    monkeypatch.setattr(disk, "_WHOLE", (2, 2))
     monkeypatch.setattr(checkpoints, "_PRUNE_AT_LEAST", 1)
 
     def set_hook(function):

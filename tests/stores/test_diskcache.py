@@ -227,3 +227,25 @@ def test_unfinished_runs_are_not_sorted(begun):
         plan = edit(store, f"EXPLAIN QUERY PLAN {sql}", *parameters, 1)
         assert "Heads_" in str(plan)
         assert "ORDER BY" not in str(plan)
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def test_a_page_of_large_records_is_bounded(store, monkeypatch):
+    """However small the first records are, a reader holds a few MB of the large ones at a time."""
+    epoch, pages, page = store.acquire("run", ME), [], _rows.Rows.page
+
+    def noted(rows, *where):
+        found = page(rows, *where)
+        pages.append(sum(len(data) for _, data in found[0]))
+        return found
+
+    monkeypatch.setattr(_rows.Rows, "page", noted)
+    store.write("run", epoch, records(1))
+    for number in range(2, 41):
+        batch = Batch(((number, bytes(1_000_000)),), durable=False)
+        store.write("run", epoch, batch)
+    assert [number for number, _ in store.read("run")] == [*range(1, 41)]
+    assert [number for number, _ in store.read("run", after=1)] == [*range(2, 41)]
+    assert 1_000_000 <= max(pages) < 5_000_000
