@@ -60,6 +60,7 @@ class Identity:
         self.sight: Sight | None = None  # when the call was made
         self.given: Mapping[str, Sequence[object]] = _NOTHING  # undigestible objects, by argument
         self.arguments: Sequence[object] = ()  # the arguments that hold such objects
+        self.beside: Callable[[], Collection[str]] = tuple  # versions of others of this name
 
     @property
     def serial(self) -> int:
