@@ -1160,7 +1160,8 @@ class Performance:
         Warn now, not on resume, of changes that cannot be repeated when a record answers the call.
         """
         active, identity = self.scope.run, self.identity
-        found = active.subjects.changes(identity) if identity.held is not None else None
+        shared = None if active.codec.data_only else value
+        found = active.subjects.changes(identity, shared) if identity.held is not None else None
         if found is None:
             return None
         from stepwise._execution.changes import recordable, tell_untold

@@ -567,6 +567,8 @@ class Step(Performer):
         qualname = self.qualname
         if qualname != self.name:
             identity.parts[FUNCTION] = qualname
+        if self.has_siblings:
+            identity.beside = self._versions_beside
         has_subject = instance is not None or self._captures or self.has_siblings
         if has_subject and not self.parameters.is_computed:
             subjects.complete(identity, self.name, self.function, self.parameters, instance)
@@ -580,6 +582,23 @@ class Step(Performer):
     def has_siblings(self) -> bool:
         """True if a factory or a loop made other live steps of the same name."""
         return len(self._siblings) > 1
+
+    def _versions_beside(self) -> set[str]:
+        """Return the versions of other live steps of this name that the same source defines.
+
+        A function of another source may be an earlier edit of this one, which a cell or a reloaded
+        module has replaced: its records answer.
+        """
+        source, found = self.source, set()
+        for each in filter(None, [ref() for ref in [*self._siblings]]):
+            other = each.source
+            if each.module != self.module or source is None or other is None:
+                continue
+            if other.first_line == source.first_line or other.filename != source.filename:
+                continue
+            if other.lines == source.lines:
+                found.add(each.code)
+        return found - {self.code, ""}
 
     def _is_behind(self, value: Any) -> bool:
         """Return whether a value is a cache around this step, as a function or bound method."""

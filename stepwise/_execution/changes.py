@@ -22,7 +22,8 @@ from stepwise._changes.layouts import LEAF, layout_of
 from stepwise._changes.snapshots import Path, Snapshot, follow, path_text
 from stepwise._checkpoints import variables
 from stepwise._checkpoints.given import COLLECTIONS, Surroundings
-from stepwise._matching.changes_of_calls import SHARED, CallChanges, undecided
+from stepwise._identity.identity import lenient
+from stepwise._matching.changes_of_calls import NO_CHANGE, SHARED, CallChanges, undecided
 from stepwise._matching.in_flight import Targets
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import reports, warn
@@ -623,10 +624,21 @@ def _load(
         lost += [path_text(path) for path, edit in edits if id(edit) in again_lost]
         return LoadedChanges(None, plain, PutBack([], lost))
     value, put = variables.load_graph(data, named or {}, unpickler)
+    is_unchanged = all(edit.what == NO_CHANGE.what for _, edit in edits)
+    if is_unchanged and plain is not None and not _is_alike(value, *plain):
+        return LoadedChanges(None, plain, PutBack([], lost))
     whole = {id(edit): edit._replace(put=new) for (_, edit), new in zip(edits, put, strict=True)}
     ready = PutBack([(obj, whole[id(edit)]) for obj, edit in again], lost)
     # A failure stands beside its changes, and is decoded separately.
     return LoadedChanges(value, plain if value is None else None, ready)
+
+
+def _is_alike(value: Any, recorded: bytes, form: str | None) -> bool:
+    """Return whether given objects, which may be others now, hold what the call returned."""
+    try:
+        return lenient(value)[0] == lenient(_codec.decode(recorded, form))[0]
+    except Exception:  # a generator, or a class of the user that raises
+        return False
 
 
 def _found(paths: Mapping[str, Path], given: Targets) -> dict[str, Any] | None:

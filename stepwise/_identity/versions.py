@@ -54,12 +54,15 @@ class Version(NamedTuple):
         """Return whether this is the version of a step, since no file has changed.
 
         Another folder may hold another version of the same modules, so each file has to be one that
-        this program has imported.
+        this program has imported.  If a file defines several functions of the step's name, the
+        version may be of another one.
 
         Args:
             source: the source of the step.
         """
         if source is None or source.filename not in self.files:
+            return False
+        if "".join(source.lines).count(f"def {source.name}(") != 1:
             return False
         others = self.files.keys() - {source.filename}
         if others and not others <= {getattr(m, "__file__", "") for m in [*sys.modules.values()]}:

@@ -12,6 +12,8 @@ from stepwise._matching.in_flight import Held, Targets, roots_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.trees import ATOMS
 
+NO_CHANGE = Edit("attributes", ([], [], []), [], [], {})
+
 _MOST = 10_000  # objects that are searched for a secret
 SHARED = "while other calls that hold it were in progress"
 
@@ -62,6 +64,19 @@ def changes_of(held: Held) -> CallChanges | None:
             edits += _edits(held, each, paths[id(each.obj)], untold)
     state = _parts(held, edits, untold)
     return CallChanges(edits, untold, state, snapshot, tuple(unwatched))
+
+
+def returned(held: Held, given: list[object]) -> list[tuple[Path, Edit]]:
+    """Return an edit that changes nothing for each given object that a returned value holds.
+
+    A record with edits names the given objects in its value, so that the answered call returns the
+    very objects.  A copy would not show later changes.
+    """
+    assert held.snapshot is not None
+    held.snapshot.changed()
+    paths = held.snapshot.paths(given).values()
+    found = [path for path in paths if not _is_hidden(held, path_text(path))]
+    return [(path, NO_CHANGE) for path in found if all(step[0] != "member" for step in path[1:])]
 
 
 def _edits(

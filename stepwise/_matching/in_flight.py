@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._identity.held_parts import Holder, Sight
 from stepwise._runtime.facts import NamedTuple
-from stepwise._values.trees import ATOMS, reference
+from stepwise._values.trees import ATOMS, reference, walk
 
 if TYPE_CHECKING:
     from stepwise._changes.snapshots import Snapshot
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _NOTHING: Mapping[str, Any] = {}
 _TRIES = 3  # attempts at a snapshot that another thread disturbs
+_MOST = 1000  # objects in a returned value that are looked at
 _KEPT = 4  # large snapshots that are kept for the next call
 _REMEMBERED = 1024  # calls
 
@@ -96,6 +97,16 @@ class Held:
                 values = self.sight.values.values()
                 self._ids.update(id(each) for each in values if type(each) not in ATOMS)
         return obj is not None and id(obj) in self._ids
+
+    def given_in(self, value: Any) -> list[object]:
+        """Return the given objects that a returned value holds."""
+        cls, snapshot = type(value), self.snapshot
+        if cls in ATOMS or snapshot is None or self.watched.unrecorded:
+            return []
+        if cls is dict and ATOMS.issuperset(map(type, value.values())):
+            return [value] if snapshot.knows(value) else []  # as most replies of a model are
+        tree = walk(value, most=_MOST)
+        return [*filter(snapshot.knows, (value,) if tree is None else tree.nodes)]
 
     def held_by_others(self, *objects: object) -> bool:
         """Return whether calls that were in flight meanwhile hold one of these objects."""

@@ -263,6 +263,10 @@ class AnyCaller:
         """Return whether the caller may have made a record with this serial number."""
         return True
 
+    def is_anothers(self, recorded: Call, call: Call) -> bool:
+        """Return whether another function of this name, in the same source, made a record."""
+        return recorded.code != call.code and recorded.code in self._identity.beside()
+
     def another_fits(self, recorded: Call, call: Call) -> bool:
         """Return whether another live subject fits a recorded call that differs in one part."""
         return False
@@ -836,7 +840,9 @@ class Pool:
 
     def _is_same(self, recorded: Call, call: Call, caller: AnyCaller) -> bool:
         """Return whether all parts that both calls know are equal, state aside."""
-        return caller.accepts(recorded.serial) and not differences(recorded, call, self._state)
+        if not caller.accepts(recorded.serial) or caller.is_anothers(recorded, call):
+            return False
+        return not differences(recorded, call, self._state)
 
     def _fits(self, recorded: RecordedCall, call: Call) -> bool:
         """Return whether the record could be this very call, its parts aside."""

@@ -60,6 +60,7 @@ class Identity:
         self.sight: Sight | None = None  # when the call was made
         self.given: Mapping[str, Sequence[object]] = _NOTHING  # undigestible objects, by argument
         self.arguments: Sequence[object] = ()  # the arguments that hold such objects
+        self.beside: Callable[[], Collection[str]] = tuple  # versions of others of this name
 
     @property
     def serial(self) -> int:
@@ -392,22 +393,30 @@ class Subjects:
         with self._lock:
             self._flying.remove(held)
 
-    def changes(self, identity: Identity) -> CallChanges | None:
-        """Return the changes that a call in flight made to its arguments so far, or ``None``."""
+    def changes(self, identity: Identity, value: object = None) -> CallChanges | None:
+        """Return the changes that a call in flight made to its arguments so far, or ``None``.
+
+        Args:
+            value: the returned value, which may hold given objects.
+        """
         held = identity.held
         if held is None:
             return None
         held.looked = True
         with self._lock:
             unchanged = self._flying.is_unchanged(held)
-            if unchanged and not identity.noted:
+            given = held.given_in(value)
+            if unchanged and not (given or identity.noted):
                 return None
             from stepwise._matching.changes_of_calls import (  # on use: few calls change anything
                 CallChanges,
                 changes_of,
+                returned,
             )
 
             found = (None if unchanged else changes_of(held)) or CallChanges([], [], ())
+            if given and unchanged:
+                found = found._replace(edits=returned(held, given), snapshot=held.snapshot)
             state = [*identity.noted]
             for part in found.state if held.holder is not None else ():
                 assert held.holder is not None

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
+import inspect
 import re
 import sys
 import time
@@ -30,7 +32,6 @@ import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from inspect import iscoroutine
 from operator import itemgetter
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -183,7 +184,7 @@ def _variable(path: str) -> str:
 
 
 def _reference(culprit: Any) -> Callable[[], Any]:
-    return weakref.ref(culprit) if iscoroutine(culprit) else lambda: culprit
+    return weakref.ref(culprit) if inspect.iscoroutine(culprit) else lambda: culprit
 
 
 class Complaints:
@@ -405,6 +406,7 @@ class ModuleState:
             memory.globals.setdefault(self._key(name), mark(self._value(name)))
         named, functions, holders = _named_by(function)
         left = {name: self._value(name) for name in named - {*self._assigned}}
+        left.update(_behind(left))
         self._scalars = {n: value for n, value in left.items() if type(value) in _SCALARS}
         self._cells = {
             _CAPTURED + name: (cell, cell_content(cell, _MISSING))
@@ -674,6 +676,28 @@ def _named_by(
                 holders.update(_classes_of(name, value))
                 waiting += _codes_of(value)
     return named, functions, holders
+
+
+def _behind(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what bound methods, partials and wrapped callables hold, by how the code names them."""
+    waiting = [*values.items()]
+    for name, value in waiting:
+        if type(value) in (list, tuple, dict):
+            pairs = value.items() if type(value) is dict else enumerate(value)
+            found = [(f"{name}[{key!r}]", each) for key, each in pairs if callable(each)]
+            waiting += found[:_MOST]
+        elif isinstance(value, functools.partial):
+            waiting += [(name, value.func), (f"{name}.args", value.args)]
+            yield from ((f"{name}.args[{n}]", each) for n, each in enumerate(value.args))
+            yield from ((f"{name}.{n}", each) for n, each in value.keywords.items())
+        elif type(value) is types.MethodType:
+            yield name, value.__self__
+        elif type(value) is types.FunctionType and hasattr(value, "__wrapped__"):
+            inner = inspect.unwrap(value)
+            if isinstance(inner, (functools.partial, types.MethodType)):
+                waiting.append((name, inner))
+            elif type(inner) is not types.FunctionType:
+                yield name, inner
 
 
 def _classes_of(name: str, cls: type) -> Iterator[tuple[str, type]]:

@@ -95,6 +95,68 @@ def test_two_arguments_that_share_a_list_share_it_afterwards():
     assert killed_and_again(flow) == ([{"name": "changed"}, "new"], True, True)
 
 
+class Notes:
+    def __init__(self):
+        self.items, self.last = [["first"]], {"read": 0}
+
+    @step
+    def itself(self):
+        return self
+
+    @step
+    def newest(self):
+        return self.items[-1]
+
+    @step
+    def answered(self, question):
+        return {"asked": question, "last": [self.last]}
+
+
+@step
+def same(value):
+    return value
+
+
+def test_what_a_step_returns_of_what_it_was_given_is_the_very_object():
+    """A record of a call that changed nothing gives the caller's objects back, not copies."""
+
+    @workflow(checkpoint_every=100)
+    def flow():
+        notes, question = Notes(), {"text": "why", "parts": ["one"]}
+        returned = same(question), notes.itself(), notes.newest(), notes.answered(question)
+        end()
+        given = question, notes, notes.items[0], question, notes.last
+        found = *returned[:3], returned[3]["asked"], returned[3]["last"][0]
+        return [one is other for one, other in zip(found, given, strict=True)]
+
+    assert killed_and_again(flow) == [True] * 5
+
+
+@step(ignore=("state",))
+def picked(name, state):
+    return state[name]
+
+
+@step(key=("name",))
+def found(name, state):
+    return state[name]
+
+
+@pytest.mark.parametrize("look", [picked, found], ids=["ignore", "key"])
+def test_what_a_step_returned_counts_where_the_given_objects_hold_something_else(look):
+    """If an argument that does not count holds something else now, the recorded value is given."""
+    held = iter([["then"], ["now"]])
+
+    @workflow(checkpoint_every=100)
+    def flow():
+        with open(__file__):
+            notes = look("notes", {"notes": next(held)})
+            end()
+        return notes
+
+    assert killed_and_again(flow) == ["then"]
+
+
 @step
 def relabel(table):
     table.loc[1, "name"] = "new"

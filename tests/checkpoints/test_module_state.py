@@ -307,6 +307,10 @@ CHANGES = {
     "queue": "queue.append(1)",
     "groups": "groups['a'].append(1)",
     "pair": "pair[0].append(1)",
+    "noted": "noted(1)",
+    "TOOLS['note']": "TOOLS['note'](1)",
+    "put.args[0]": "put(1)",
+    "ask": "ask(1)",
 }
 
 
@@ -314,6 +318,7 @@ def test_all_that_a_module_keeps_is_watched():
     """What a run changes in classes, functions, defaults and containers is told once, by name."""
     changes = "\n            ".join(CHANGES.values())
     program = f"""
+        import functools
         from collections import defaultdict
 
         class Agent:
@@ -338,6 +343,20 @@ def test_all_that_a_module_keeps_is_watched():
 
         slots, queue, groups, pair, total = Slots(), deque(), defaultdict(list), ([],), 0
         slots.size = 0
+
+        class Notes:
+            def __init__(self):
+                self.items = []
+
+            def note(self, item):
+                self.items.append(item)
+
+            def __call__(self, item):
+                self.items.append(item)
+
+        noted, ask = Notes().note, step(Notes())
+        TOOLS = {{"note": Notes().note, "len": len, "untouched": Notes().note}}
+        put = functools.partial(Notes.note, Notes())
 
         def helper(item, seen=[], *, known=set()):
             seen.append(item)

@@ -207,6 +207,41 @@ def test_each_act_has_an_idempotency_key_of_its_own():
         assert len({each.split()[-1] for each in program.bodies}) == 8
 
 
+TWO_OF_ONE_NAME = """
+def make(kind):
+    if kind == "bull":
+        @DECORATOR
+        def ask(question): return did("ask", "bull", question)
+    else:
+        @DECORATOR
+        def ask(question): return did("ask", "bear", question)
+    return ask
+bull, bear = make("bull"), make("bear")
+@workflow
+def run():
+    with open(os.devnull):
+        asked = {}
+        for who in ("bear", "bull") if FIRST else ("bull", "bear"):
+            asked[who] = globals()[who]("why")
+            crash()
+    return asked
+print("result", repr(run()))
+"""
+
+
+@pytest.mark.parametrize("decorator", ["step", "tool(side_effect=True)"])
+def test_two_functions_of_one_name_answer_their_own_calls(decorator):
+    """A record of another function of the name answers no plain call, and a side effect asks."""
+    with Calls(TWO_OF_ONE_NAME.replace("DECORATOR", decorator)) as program:
+        program.crash()
+        ended = program.rerun()
+        if decorator == "step":
+            assert ended == BOTH
+        else:
+            assert stopped(ended)
+        assert program.bodies == ["ask bear why"] + ["ask bull why"] * (ended == BOTH)
+
+
 # -- one level up: workflows ---------------------------------------------------------------------
 
 EQUAL_CHILDREN = """
