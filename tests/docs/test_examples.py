@@ -450,7 +450,7 @@ def test_the_model_asks_only_for_tools_it_is_offered(model_url):
     """The local model asks for a tool that it is offered, and without tools it just answers."""
     function = {"name": "calculate", "parameters": {"properties": {"sum": {"type": "string"}}}}
     request = {"model": "any", "messages": [{"role": "user", "content": "What is 2 + 2?"}]}
-    with httpx.Client(base_url=model_url, trust_env=False) as client:
+    with httpx.Client(base_url=model_url, trust_env=False, timeout=60) as client:
 
         def ask(**more):
             return client.post("/chat/completions", json={**request, **more})

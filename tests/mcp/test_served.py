@@ -98,6 +98,7 @@ class Served:
             self.address,
             json={"jsonrpc": "2.0", "id": 1, "method": "ping"},
             headers={**given, "accept": "application/json, text/event-stream", **headers},
+            timeout=60,
         )
 
     def talk(self, conversation=finds_the_cause):

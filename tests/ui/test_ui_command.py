@@ -92,8 +92,8 @@ def test_the_command_line_of_a_browser_opens_the_page_once(serve, tmp_path):
     assert address != served.line
     with served.browser(address) as entered:
         assert "tides" in entered.get("/").text
-    assert httpx.get(address).status_code == 403
-    assert httpx.get(served.line).status_code == 303
+    assert httpx.get(address, timeout=60).status_code == 403
+    assert httpx.get(served.line, timeout=60).status_code == 303
 
 
 def test_an_open_page_does_not_keep_the_server(serve):
