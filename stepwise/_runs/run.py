@@ -935,7 +935,10 @@ def get_run(run_id: str, *, store: Any = None) -> Run:
     opened = open_store(store if store is not None else settings.store())
     run = known_run(opened, run_id)
     if run is None:
-        raise _no_run(opened, run_id)
+        error = _no_run(opened, run_id)
+        run = known_run(opened, run_id)  # it may have begun meanwhile
+        if run is None:
+            raise error
     return run
 
 
@@ -955,7 +958,6 @@ def _no_run(store: Store, run_id: str) -> errors.RunNotFoundError:
 
     heads = newest_heads(store, journals.seal_for(store))
     ids = [head.run_id for head in itertools.islice(heads, _NEAR)]
-    ids = [each for each in ids if each != run_id]  # begun meanwhile
     total = number_of_runs(store) or len(ids)
     near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

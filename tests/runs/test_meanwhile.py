@@ -93,7 +93,7 @@ class Mover:
                 return
 
     def begin(self):
-        self.thread = threading.Thread(target=self._execute)
+        self.thread = threading.Thread(target=self._execute, daemon=True)
         self.thread.start()
         self._do(int)
 
