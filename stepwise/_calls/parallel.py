@@ -277,9 +277,10 @@ def in_threads(
 
     if find is not None:
         max_workers = min(max_workers, getattr(find(), "_max_workers", max_workers))
-    failed = threading.Event()
+    failed, at_work = threading.Event(), set[threading.Thread]()
 
     def one(job: Callable[[], Any]) -> Any:
+        at_work.add(threading.current_thread())
         if failed.is_set():
             raise _NotBegunError
         try:
@@ -298,7 +299,10 @@ def in_threads(
         wait(futures, return_when=FIRST_EXCEPTION)
     finally:
         # After a failure or Ctrl-C, calls that have begun end and are recorded.
+        failed.set()
         pool.shutdown(wait=True, cancel_futures=True)
+        for each in [*at_work]:  # a Ctrl-C in submit() may have kept one from the pool's list
+            each.join()
         _close(begun)
     return _outcomes(futures)
 

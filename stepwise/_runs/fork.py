@@ -99,9 +99,10 @@ def fork(store: Store, seal: Seal, run_id: str, change: Change, new_id: str | No
         results = {source.number_of(step): value for step, value in change.results.items()}
         return source, results, point_of(source, change, results)
 
+    if new_id:
+        check_values("a fork", run_id=new_id)
     source, results, (cut, loaded) = settled(store, seal, run_id, read)
     new_id = new_id or random_id(source.facts.label)
-    check_values("a fork", run_id=new_id)
     _refuse_taken(store, seal, new_id, run_id)
     what = f"run {run_id!r} cannot be forked there"
     refuse_undone(store, seal, source.facts, cut, what, source.entries)

@@ -24,7 +24,6 @@ from stepwise import (
     tool,
     workflow,
 )
-from stepwise._execution.concurrency import Flows
 from stepwise._workflows import definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning")  # of threads
@@ -148,7 +147,7 @@ def test_no_checkpoint_while_a_thread_of_the_workflow_is_alive():
 def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
     """A Ctrl-C as ``stepwise.map`` starts a thread: what that thread has begun is recorded."""
     inside, leave, struck = threading.Event(), threading.Event(), []
-    start, join = threading.Thread.start, Flows.join
+    start, join = threading.Thread.start, threading.Thread.join
 
     def interrupted(thread):
         start(thread)
@@ -157,9 +156,9 @@ def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
             inside.wait()
             raise KeyboardInterrupt  # the pool does not know of this thread
 
-    def joining(flows, whose):
-        leave.set()  # only now: the run does wait
-        join(flows, whose)
+    def joining(thread, *seconds):
+        leave.set()  # only now: map does wait
+        join(thread, *seconds)
 
     @step
     def slow(n):
@@ -169,7 +168,7 @@ def test_an_interrupt_while_map_starts_a_thread(monkeypatch):
 
     agent = flow_of(lambda: stepwise.map(slow, [1, 2, 3]))
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    monkeypatch.setattr(Flows, "join", joining)
+    monkeypatch.setattr(threading.Thread, "join", joining)
     try:
         with pytest.raises(KeyboardInterrupt):
             agent()

@@ -152,7 +152,7 @@ def test_a_submitted_run_is_left_to_its_task(monkeypatch):
         made = Supervisor([store], Terms(once=True), said.append, RunOutput())
         with made._here._output:
             made.run()
-        return [each.kind for each in said if each.run is not None]
+        return [each.kind for each in said if each.facts is not None]
 
     assert events() == ["left"]
     assert "submitted" in said[-1].detail
