@@ -66,6 +66,7 @@ class _Cache(diskcache.Cache):  # type: ignore[misc]
                 os.path.join(self.directory, diskcache.core.DBNAME),
                 timeout=self._timeout,
                 isolation_level=None,
+                check_same_thread=False,  # another thread may be the one that collects it
                 factory=StoreConnection,
             )
             with contextlib.suppress(sqlite3.OperationalError):  # there are no settings yet

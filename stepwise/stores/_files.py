@@ -45,7 +45,20 @@ _NETWORK = (
 
 
 class StoreConnection(sqlite3.Connection):
-    """A connection of ours, which is no twin of a connection that the user's steps are given."""
+    """A connection of ours, which is no twin of a connection that the user's steps are given.
+
+    Collected, it is closed without the warning of Python 3.13: diskcache closes no connection of a
+    thread that has ended, and a program need not close a store.
+    """
+
+    def __del__(
+        # At the exit of the interpreter the names of the module are gone.
+        self,
+        suppress: type[contextlib.suppress] = contextlib.suppress,
+        unopened: type[Exception] = sqlite3.ProgrammingError,
+    ) -> None:
+        with suppress(unopened):
+            self.close()
 
 
 def check_path(path: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import pickle
+import sys
+import threading
 
 import diskcache
 import pytest
@@ -14,6 +17,7 @@ from store_tools import ME, edit, pages_written, pragma, records, step_of, use_a
 
 from stepwise import StoreError
 from stepwise.stores import Batch, Head, _rows, disk
+from stepwise.stores._cache import ByteCache
 from stepwise.stores.base import FORMAT, LAST_READER, LAST_READERS
 from stepwise.stores.disk import DiskStore
 
@@ -249,3 +253,17 @@ def test_a_page_of_large_records_is_bounded(store, monkeypatch):
     assert [number for number, _ in store.read("run")] == [*range(1, 41)]
     assert [number for number, _ in store.read("run", after=1)] == [*range(2, 41)]
     assert 1_000_000 <= max(pages) < 5_000_000
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="earlier Pythons close it without a warning")
+@pytest.mark.filterwarnings("always::ResourceWarning")
+def test_the_connection_of_a_cache_is_closed_with_its_thread(tmp_path, recwarn):
+    """A thread that has used the cache leaves no open connection behind, nor does the cache."""
+    cache = ByteCache(str(tmp_path / "cache"))
+    thread = threading.Thread(target=cache.put, args=("key", b"data", 10**6, None))
+    thread.start()
+    thread.join()
+    assert cache.get("key") == b"data"
+    del cache, thread
+    gc.collect()
+    assert not [each for each in recwarn if "unclosed database" in str(each.message)]
