@@ -236,7 +236,9 @@ class Trial:
         planned = [how for how in disturbance.requests.values() if how in MOMENTS]
         kills = len(planned) + (disturbance.tool != "")
         wrong = []
-        if kills and len(self.ended) < 2:
+        # Killed after the last answer, a program may be faster than the kill, and has ended.
+        may_be_late = disturbance.requests == {REQUESTS: "after"}
+        if kills and len(self.ended) < 2 and not may_be_late:
             wrong.append("it was not killed")
         most = REQUESTS + self.faults + kills
         if self.requests > most:
