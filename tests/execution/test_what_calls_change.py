@@ -365,12 +365,14 @@ def test_what_tasks_wait_with_is_no_state():
 
 
 MAPPED = """
-import os, stepwise
+import os, stepwise, threading
 from stepwise import step, workflow
+together = threading.Barrier(4)
 class Agent:
     asked = 0
     @step
     def ask(self, question):
+        together.wait()
         self.asked += 1
 @workflow
 def run():
