@@ -22,7 +22,9 @@ class Trial:
 
     def run(self, text, run_id, **env):
         """Run the script; count the steps that the cache answered."""
-        (self.folder / "agent.py").write_text(text)
+        written = self.folder / f"{run_id}.py"
+        written.write_text(text)
+        written.replace(self.folder / "agent.py")  # whole at each moment: another start may read it
         files = {name: self.folder / f"{run_id}.{name}" for name in ("DID", "SENT")}
         store = {"STEPWISE_STORE": f"disk:{self.folder}/store", "STEPWISE_QUIET": "0"}
         env = {**os.environ, **store, **files, **env}
