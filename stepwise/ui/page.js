@@ -66,11 +66,13 @@ async function fetched(address) {
   return { ok: answer.ok, rules, page: new DOMParser().parseFromString(text.replace(all, ""), "text/html") };
 }
 
-let asking = null, again = null;
+let goal = null; // where a reader goes, until it is shown: what changes meanwhile is asked for there
+let asking = false, again = false;
 
-async function show(address, { moved = false } = {}) {
-  if (asking) { again = [address, { moved }]; return; }
-  asking = address;
+async function show() {
+  if (asking) { again = true; return; }
+  asking = true;
+  const address = goal ?? location.href, moved = goal !== null;
   try {
     const { ok, rules, page } = await fetched(address);
     if (!ok) { if (moved) { location.href = address; } return; }
@@ -87,10 +89,11 @@ async function show(address, { moved = false } = {}) {
       if (name === "source") { toLine(); }
     }
     if (moved) { history.replaceState(null, "", address); }
+    if (goal === address) { goal = null; }
     enliven();
   } catch { document.body.classList.add("offline"); } finally {
-    asking = null;
-    if (again) { const next = again; again = null; show(...next); }
+    asking = false;
+    if (again) { again = false; show(); }
   }
 }
 
@@ -104,14 +107,14 @@ if (events) {
     source?.close();
     if (document.hidden) { return; }
     source = new EventSource(events);
-    source.addEventListener("changed", () => { classList.remove("offline"); show(location.href); });
+    source.addEventListener("changed", () => { classList.remove("offline"); show(); });
     source.addEventListener("error", () => classList.add("offline"));
     source.addEventListener("open", () => classList.remove("offline"));
   };
   listen();
   document.addEventListener("visibilitychange", listen);
   for (const leaving of ["submit", "pagehide"]) { addEventListener(leaving, () => source?.close()); }
-  setInterval(() => { if ($(".bar.started, .bar.running, .output.alive") && !document.hidden) { show(location.href); } }, 2000);
+  setInterval(() => { if ($(".bar.started, .bar.running, .output.alive") && !document.hidden) { show(); } }, 2000);
 }
 
 // A second click, before the next page has come, would send a message or make a fork twice.
@@ -129,7 +132,7 @@ function toLine() {
   if (box) { box.scrollTop = here.offsetTop - box.clientHeight / 2; }
 }
 
-function go(address) { show(address, { moved: true }); }
+function go(address) { goal = address; show(); }
 
 document.addEventListener("input", (event) => {
   const range = event.target;
