@@ -37,12 +37,12 @@ def edits_in(
 
 def edited_among(recorded: Sequence[RecordedVersion]) -> list[EditedStep]:
     """Return the steps that differ from a recorded version, without their calls."""
-    for each in recorded:
-        for step in defined_steps(each.module, each.name):
+    defined = [(each, defined_steps(each.module, each.name)) for each in recorded]
+    for each, steps in defined:  # all of them first: a step compared too early parses its files
+        for step in steps:
             step.recognise(Version(each.id, each.parts, each.files))
     found = []
-    for each in recorded:
-        steps = defined_steps(each.module, each.name)
+    for each, steps in defined:
         ids = {step.code for step in steps}
         if not steps or each.id in ids or "" in ids:
             continue

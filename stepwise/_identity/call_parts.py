@@ -233,20 +233,20 @@ def _held_by_object(value: Any) -> dict[str, Any]:
 
 def _rebound(function: Callable[..., Any]) -> set[int]:
     """Return the ids of the cells that a function, or a function it captured, assigns to."""
-    found: set[int] = set()
-    for each in _reached(function, set()):
+    found, met, waiting = set[int](), set[int](), [function]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in met:
+            continue
+        met.add(id(each))
         assigned = assigned_in(each.__code__)
-        found.update(id(cell) for name, cell in _cells(each).items() if name in assigned)
+        for name, cell in _cells(each).items():
+            if name in assigned:
+                found.add(id(cell))
+            inner = plain_function(cell.cell_contents)
+            if inner is not None:
+                waiting.append(inner)
     return found
-
-
-def _reached(function: Any, met: set[int]) -> Iterator[types.FunctionType]:
-    met.add(id(function))
-    yield function
-    for cell in _cells(function).values():
-        inner = plain_function(cell.cell_contents)
-        if inner is not None and id(inner) not in met:
-            yield from _reached(inner, met)
 
 
 # -- the body -------------------------------------------------------------------------------------
