@@ -475,15 +475,16 @@ class ApprovedCall(Performance):
             if not answer.approved:
                 return Result(error=denied(active.run_id, call, answer))
             try:
-                arguments = self._load(active, asked)
+                form = asked.waiting.form
+                arguments = load_arguments(active.codec, self._tool, asked.payload, form)
             except errors.UnreadableValueError as problem:
                 notice(f"run {active.run_id}: {call.name} asks again, since {problem}")
                 asked, recorded = self._question(call, terms), None
                 continue
             current = current._with(arguments)
-            terms = current._terms(active)
-            if not self._differs(asked, terms.encoded):
+            if not current._changed(asked):
                 return _Permission(current, asked)
+            terms = current._terms(active)
 
     def _is_needed(self, terms: Agreement) -> Generator[Any, Result, bool]:
         asking = self
@@ -530,9 +531,6 @@ class ApprovedCall(Performance):
     def _look(self, active: ActiveRun, asked: Asked) -> Result | None:
         """Return the answer to a question, or None while there is none."""
         return answered(active, asked.waiting, self._tool.approvers)
-
-    def _load(self, active: ActiveRun, asked: Asked) -> dict[str, Any]:
-        return load_arguments(active.codec, self._tool, asked.payload, asked.waiting.form)
 
 
 def new_ticket() -> str:

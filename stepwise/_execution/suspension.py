@@ -95,13 +95,11 @@ def seconds_to_suspension(active: ActiveRun) -> float:
     after = 0.0 if is_branch or after is None else after  # whoever branches waits for no person
     family = _family(active)
     parked = [each for run in family for each in run.waits.all]
-    seconds = 0.0
-    for each in parked:
-        ends = [each.end.left(), active.steering.left]
-        if any(left is not None and left < soon for left in ends):
-            return math.inf  # a wait or a timeout ends soon
-        if each.asks:
-            seconds = max(seconds, each.since + after - elapsed())
+    ends = [active.steering.left, *(each.end.left() for each in parked)]
+    if any(left is not None and left < soon for left in ends):
+        return math.inf  # a wait or a timeout ends soon
+    asking = [each.since + after - elapsed() for each in parked if each.asks]
+    seconds = max(asking, default=0.0)
     if any(run.flows.steps_in_flight() or run.open_streams() for run in family):
         return max(seconds, _AGAIN)
     if _others_alive(family, {each.flow for each in parked}):

@@ -892,6 +892,7 @@ class Journal:
         marks: False to leave no mark or anchor, for a run that has not begun.
 
     Attributes:
+        position: the end of the written journal.
         calls: the highest number of a call so far.
         lost: the numbers of unreadable records.
         tail: the number of acknowledged records that are missing from the end.
@@ -925,18 +926,13 @@ class Journal:
         self._chain = Chain()
         self._mark = marker(seal, run_id) if marks else _no_mark
         self.note = noter(store, seal, run_id, epoch)
-        self._at = self._next = Position()  # the ends of the written and of the sealed records
+        self.position = self._next = Position()  # the ends of the written and of the sealed records
         self._head: records.RunFacts | None = None  # the newest facts for the head
         self._beside: Mapping[str, Data] = _NO_OBJECTS  # to write with the next record
         self._names: list[str] | None = None
         self._is_first = Once()
         self._tolerant = False
         self._other = False  # the marks belong to another history
-
-    @property
-    def position(self) -> Position:
-        """The end of the written journal."""
-        return self._at
 
     def names(self, *prefixes: str) -> list[str]:
         """Return the names of the objects beside the records that begin with one of these texts.
@@ -957,7 +953,7 @@ class Journal:
             JournalLostError: acknowledged records of side effects are lost.
             StoreError: the run is an incomplete copy.
         """
-        self._at = start or Position()
+        self.position = start or Position()
         self.lost = []
         self.tail = self.unknown_effects = 0
         self._other = False
@@ -965,20 +961,20 @@ class Journal:
         marked = newest_mark(self.store, self.seal, self.run_id)  # first: its owner may write
         entries: list[records.Entry] = []
         for entry, at in read(self.store, self.seal, self.run_id, start):
-            self._at = at
+            self.position = at
             if isinstance(entry, Lost):
                 self.lost.append(entry.number)
             else:
                 entries.append(entry)
                 self.count(entry)
-        if not (self._at.last or self.lost):
+        if not (self.position.last or self.lost):
             self._names = []  # objects are written after the first record
         # A call that was cut off may have left objects: its number is not given to another call.
         self.calls = max(self.calls, *_beside(self.names(INPUTS, FRAMES)).values(), 0)
         self._begin_chain()
         known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]
-        if not tolerant and self._at.last:
+        if not tolerant and self.position.last:
             self._refuse_half()
         self._compare_marks(marked)
         if self.lost or self.tail:
@@ -1062,13 +1058,13 @@ class Journal:
 
     def reached(self, share: Records) -> None:
         """Advance the journal's end past written records, and write their anchor if needed."""
-        self._at = share.end
+        self.position = share.end
         if share.anchors:
             drop(self._anchor, share.wanted[2].mark)
 
     def _begin_chain(self) -> None:
         """Begin a new chain after the last written record."""
-        self._next, self._chain = self._at, Chain()
+        self._next, self._chain = self.position, Chain()
 
     @cached
     def _anchor(self) -> FileCell | None:
@@ -1105,7 +1101,7 @@ class Journal:
             head: the facts for the run's head.
         """
         sealed: list[tuple[int, Data]] = []
-        positions = [self._at]
+        positions = [self.position]
         for item in items:
             following, at = self._follow(positions[-1], (item,))
             sealed += following
@@ -1119,7 +1115,7 @@ class Journal:
         )
         self._chain.error = interrupted(self.store.url)  # until the write has returned
         self._put(batch)
-        self._at = positions[-1]
+        self.position = positions[-1]
         self._begin_chain()
         drop(self._anchor, batch.mark)
 
@@ -1148,7 +1144,7 @@ class Journal:
         """
         data, _ = self.seal.close(named(name, self.run_id), header, payload)
         put = {**also, name: data} if also else {name: data}
-        head_row = self._sealed(head, self._at) if head is not None else None
+        head_row = self._sealed(head, self.position) if head is not None else None
         facts = ((), put, delete, prune, head_row, b"", durable and self.fsync)
         self._put(tuple.__new__(Batch, facts), renew=renew)  # the constructor is Python's
         return len(data)
@@ -1175,13 +1171,13 @@ class Journal:
         self._refuse_inside()
         with Uninterrupted(), self._sealing:
             self._names = None
-            if self._next is not self._at or self._chain.error is not None:
+            if self._next is not self.position or self._chain.error is not None:
                 # Records are queued, or their outcome is unknown: wait for the running write, since
                 # a store takes only one batch of a run at a time.
                 self._commits.alone(self.store.write, self.run_id, self.epoch, batch)
                 return
             if renew and self._head is not None:
-                batch = batch._replace(head=self._sealed(self._head, self._at))
+                batch = batch._replace(head=self._sealed(self._head, self.position))
             self.store.write(self.run_id, self.epoch, batch)
 
     def own(self, epoch: int) -> None:
@@ -1206,10 +1202,10 @@ class Journal:
 
     def _catch_up(self) -> None:
         """Read the journal after a failed write, to learn whether the write succeeded."""
-        for entry, at in read(self.store, self.seal, self.run_id, self._at):
+        for entry, at in read(self.store, self.seal, self.run_id, self.position):
             if isinstance(entry, records.Entry):
                 self.count(entry)
-            self._at = at
+            self.position = at
         self._begin_chain()
 
     def _refuse_half(self) -> None:
@@ -1226,7 +1222,7 @@ class Journal:
     # -- lost records ----------------------------------------------------------------------------
 
     def _compare_marks(self, marked: Mark) -> None:
-        at = self._at
+        at = self.position
         last, effects, _ = marked
         self.tail = max(0, last - at.last)
         if not self.tail and is_another_history(self.store, self.seal, self.run_id, marked, at):
@@ -1250,11 +1246,11 @@ class Journal:
     def _assess(self, entries: list[records.Entry], start: Position, marked: Mark) -> None:
         """Count the lost intents that have no outcome and that no person has given up."""
         seen = effects_seen(entries)
-        total = max(self._at.effects, marked.effects) - start.effects
+        total = max(self.position.effects, marked.effects) - start.effects
         self.unknown_effects = max(int(self._other), total - seen)
         if not self.lost:
             return
-        if not marked.last and (self._at.link is None or self.lost[-1] > self._at.last):
+        if not marked.last and (self.position.link is None or self.lost[-1] > self.position.last):
             self.unknown_effects += 1  # the kind of the last record is unknown
         numbers = ", ".join(map(str, self.lost[:10])) + (", ..." if len(self.lost) > 10 else "")
         self._tell(

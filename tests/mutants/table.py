@@ -588,8 +588,8 @@ _LATER = [  # drawn after the others were guarded
     _mutant(
         "side effects before a checkpoint count as lost behind it",
         "_journal/journal.py",
-        "total = max(self._at.effects, marked.effects) - start.effects",
-        "total = max(self._at.effects, marked.effects)",
+        "total = max(self.position.effects, marked.effects) - start.effects",
+        "total = max(self.position.effects, marked.effects)",
         "test_journal.py::test_effects_before_the_place_that_is_read_from_are_not_lost",
     ),
     _mutant(
