@@ -54,7 +54,7 @@ ONLY_IN = {
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores"},
-    "fcntl": {"stepwise.stores._cells", "stepwise.stores._files", "stepwise.stores._locks"},
+    "fcntl": {"stepwise._journal.anchors", "stepwise.stores._files", "stepwise.stores._locks"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},
     "jsonschema": {"stepwise._values.data"},

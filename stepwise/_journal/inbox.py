@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from stepwise._journal import journal
+from stepwise._journal import anchors, journal
 from stepwise._journal.log import LogEnd, SealedLog
 from stepwise._journal.seal import Seal
 from stepwise._runtime.facts import NamedTuple
@@ -218,7 +218,7 @@ class Inbox:
             end = LogEnd(journal.Position(end.at.last + missing, None))
         log = self._log
         at = log.append(epoch, end, [(header, value)]).at
-        journal.drop(journal.cell_of(log.store, log.name), journal.mark(log.seal, log.name, at))
+        anchors.drop(anchors.cell_of(log.store, log.name), journal.mark(log.seal, log.name, at))
         return at.last
 
     def give_up(self) -> None:
@@ -275,7 +275,7 @@ class Inbox:
         if journal.is_begun(self._log.store, self._log.name):
             with self._log.owned() as epoch:
                 self._log.delete(epoch)
-            journal.lift(self._log.store, self._log.name)
+            anchors.lift(self._log.store, self._log.name)
 
 
 def _header(kind: MessageKind) -> list[Any]:

@@ -10,12 +10,8 @@ The *head* of a run holds the facts for listings, so that listings need not read
 head records where the journal ended when the head was written.  Code that decides anything asks
 :func:`facts_of`, which also reads the later records.  A damaged head is rebuilt from the records.
 
-An *anchor* keeps the last mark of a run beside the key, in ``$STEPWISE_HOME/anchors``.  Without
-anchors, a person who can write a store but has no key could put back old contents, marks included.
-An anchor is written when the run announces a side effect, waits or ends, without waiting for the
-disk; a plain step writes none.  The anchor of a deleted run records the deletion.  Anchors exist
-only if the key is a file of this machine: a store that several homes use would change without an
-anchor in this home.
+An *anchor* keeps the last mark of a run beside the key (see ``anchors``).  It is written when the
+run announces a side effect, waits or ends; a plain step writes none.
 
 The *note* of a run names its steps in progress, only for displays: a plain step is recorded when it
 ends.  The note is written for every step as its body begins, without waiting for the disk.  It is a
@@ -29,16 +25,15 @@ the mark, and so identifies the life already.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import struct
 import threading
-import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
 from stepwise._journal import records
+from stepwise._journal.anchors import Anchor, FileCell, anchor_of, cell_of, drop
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import effects_seen, given_up, start_of
 from stepwise._journal.seal import (
@@ -51,7 +46,6 @@ from stepwise._journal.seal import (
     load_seal,
     named,
 )
-from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.interrupts import Uninterrupted
@@ -60,7 +54,6 @@ from stepwise._runtime.system_limits import stopped
 from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
 from stepwise.stores import Batch, Head, Store
-from stepwise.stores._cells import KEY, FileCell
 from stepwise.stores._group_commit import Chain, Commits, Share, commits_of, interrupted, refused
 from stepwise.stores.base import has_words
 
@@ -240,72 +233,6 @@ def is_ready(facts: records.RunFacts) -> bool:
     """Return whether a run is a fork that nobody has executed yet."""
     # The process that executes the run updates the head when the execution begins.
     return bool(facts.forked_from) and facts.updated_at <= facts.created_at
-
-
-# -- anchors --------------------------------------------------------------------------------------
-
-
-_FORM = struct.Struct("<40sd?")
-
-
-class Anchor(NamedTuple):
-    """The last mark of a run, when the anchor was written, and whether the run was deleted."""
-
-    mark: bytes
-    at: float
-    deleted: bool
-
-
-def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
-    """Keep the last mark of a run in its anchor; an error of the system is ignored."""
-    if cell is None:
-        return
-    data = _FORM.pack(mark, time.time(), deleted)
-    with contextlib.suppress(OSError):
-        try:
-            cell.put(data)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):  # another process created it just now
-                os.mkdir(os.path.dirname(cell.path), 0o700)
-            cell.put(data)
-
-
-def anchor_of(store: Store, run_id: str) -> Anchor | None:
-    """Return the anchor of a run, or ``None`` if it is missing or unreadable."""
-    cell = cell_of(store, run_id)
-    with contextlib.suppress(OSError):
-        data = cell.get() if cell is not None else b""
-        if data:
-            return Anchor(*_FORM.unpack_from(data))
-    return None
-
-
-def bury(store: Store, run_id: str) -> None:
-    """Record in the anchor that a run was deleted, if the run has an anchor.
-
-    A run of the same id that began before the deletion is then known to be an old copy.  A run that
-    begins later is a new run without losses.
-    """
-    kept = anchor_of(store, run_id)
-    if kept is not None:
-        drop(cell_of(store, run_id), kept.mark, deleted=True)
-
-
-def lift(store: Store, run_id: str) -> None:
-    """Remove the anchor of a run, once a person has restored the run or accepted its loss."""
-    cell = cell_of(store, run_id)
-    if cell is not None:
-        with contextlib.suppress(OSError):
-            cell.remove()
-
-
-def cell_of(store: Store, run_id: str) -> FileCell | None:
-    """Return the cell for the anchor of a run, or ``None`` if anchors are not kept."""
-    if not store.persistent or os.environ.get("STEPWISE_KEY"):
-        return None
-    name = f"{store.url}\0{run_id}".encode("utf-8", "surrogatepass")
-    path = os.path.join(settings.home(), "anchors", "cells")
-    return FileCell(path, hashlib.blake2b(name, digest_size=KEY).digest())
 
 
 # -- chain ----------------------------------------------------------------------------------------

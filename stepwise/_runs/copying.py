@@ -26,6 +26,7 @@ from typing import Literal
 from stepwise import errors
 from stepwise._checkpoints.checkpoints import PREFIX
 from stepwise._execution.active_run import current_scope
+from stepwise._journal import anchors
 from stepwise._journal import journal as journals
 from stepwise._journal.inbox import Inbox
 from stepwise._journal.lease import Lease, describe_owner
@@ -287,7 +288,7 @@ class _StoreEntry:
         pruned = facts.pruned if facts is not None else self._start_of_log.last
         delete = (*self.drop, journals.COPYING)
         self._write(epoch, Batch(put=put, delete=delete, prune=pruned, head=head, mark=last))
-        journals.lift(self.target, self.name)  # an entry that was deleted there returns on purpose
+        anchors.lift(self.target, self.name)  # an entry that was deleted there returns on purpose
         if head is not None and self.target.head(self.name) != head:
             raise self._damaged(self.target, "it does not give back what was written to it")
 

@@ -65,6 +65,7 @@ from stepwise._identity.module_names import (
     place_of,
 )
 from stepwise._journal import journal as journals
+from stepwise._journal.anchors import anchor_of
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
 from stepwise._journal.seal import Seal
@@ -516,7 +517,7 @@ def recall_run(
             run_id=call.run_id,
             owner=None,
         )
-    kept = journals.anchor_of(call.store, call.run_id)
+    kept = anchor_of(call.store, call.run_id)
     if kept is not None and kept.deleted and facts.created_at < kept.at:
         raise errors.JournalLostError(
             f"run {call.run_id!r} was deleted, and {call.store.url} holds it again, as it was "

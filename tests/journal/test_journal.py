@@ -36,13 +36,11 @@ from stepwise import (
 )
 from stepwise._journal import journal as _journal
 from stepwise._journal import seal as _seal
+from stepwise._journal.anchors import KEY, FileCell, anchor_of, cell_of, drop
 from stepwise._journal.journal import (
     Journal,
     Lost,
     Position,
-    anchor_of,
-    cell_of,
-    drop,
     facts_of,
     open_head,
     read,
@@ -60,7 +58,6 @@ from stepwise._journal.records import (
 )
 from stepwise._journal.seal import DamagedError, ForeignKeyError, Seal, load_seal
 from stepwise.stores import Batch
-from stepwise.stores._cells import KEY, FileCell
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
 

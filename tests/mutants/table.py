@@ -580,7 +580,7 @@ _LATER = [  # drawn after the others were guarded
     ),
     _mutant(
         "a freed cell is no place for another one",
-        "stores/_cells.py",
+        "_journal/anchors.py",
         "not any(data[place : place + KEY])",
         "place >= len(data)",
         "test_file_cells.py::test_a_removed_cell_is_filled_again",

@@ -36,7 +36,7 @@ OURS = {
         "account active_run concurrency failures location outcomes process_memory tasks waits"
     ),
     "_identity": "call_parts clients identity module_names held_parts versions",
-    "_journal": "journal lease projection records seal summary versions",
+    "_journal": "anchors journal lease projection records seal summary versions",
     "_matching": "in_flight pool subjects",
     "_rewrite": "bound_once build frame positions scope source statement_calls transform",
     "_runtime": (
@@ -46,7 +46,7 @@ OURS = {
     "_values": "codec data digest preview reducers trees unpickling",
     "_workflows": "begin cancelling definition execute frame outlook resume workflow",
     "errors": "",
-    "stores": "_cells _files _group_commit _locks _process_log _rows base disk",
+    "stores": "_files _group_commit _locks _process_log _rows base disk",
 }
 """The modules that a plain run needs to resume, by their rooms."""
 

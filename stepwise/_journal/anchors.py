@@ -1,5 +1,11 @@
-"""A file of small cells, found by key, which replaces one small file for each run.
+"""The anchors of runs: the last mark of each run, beside the key, in ``$STEPWISE_HOME/anchors``.
 
+Without anchors, a person who can write a store but has no key could put back old contents, marks
+included.  An anchor is written without waiting for the disk.  The anchor of a deleted run records
+the deletion.  Anchors exist only if the key is a file of this machine: a store that several homes
+use would change without an anchor in this home.
+
+All anchors lie in one file of small cells, found by key, instead of one small file for each run.
 Creating a file took 0.7 ms on ext4; adding a cell takes a twentieth of that.  Each level of the
 file is twice as long as the previous level::
 
@@ -20,15 +26,26 @@ process would read the whole file, 13 MB for 100,000 runs.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
 import os
+import struct
+import time
 from collections.abc import Iterator
+
+from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
+from stepwise.stores import Store
 
 KEY = 16  # bytes
 _CELL = 128  # bytes; a sector holds a whole number of cells
 _BUCKET = 8 * _CELL
 _FIRST = 128  # buckets of level 0
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+# -- cells ----------------------------------------------------------------------------------------
 
 
 class FileCell:
@@ -128,3 +145,69 @@ def _found(file: int, key: bytes, *, or_free: bool = False) -> int:
             if or_free and free < 0 and not any(data[place : place + KEY]):
                 free = at + place
     return free
+
+
+# -- anchors --------------------------------------------------------------------------------------
+
+
+_FORM = struct.Struct("<40sd?")
+
+
+class Anchor(NamedTuple):
+    """The last mark of a run, when the anchor was written, and whether the run was deleted."""
+
+    mark: bytes
+    at: float
+    deleted: bool
+
+
+def drop(cell: FileCell | None, mark: bytes, *, deleted: bool = False) -> None:
+    """Keep the last mark of a run in its anchor; an error of the system is ignored."""
+    if cell is None:
+        return
+    data = _FORM.pack(mark, time.time(), deleted)
+    with contextlib.suppress(OSError):
+        try:
+            cell.put(data)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):  # another process created it just now
+                os.mkdir(os.path.dirname(cell.path), 0o700)
+            cell.put(data)
+
+
+def anchor_of(store: Store, run_id: str) -> Anchor | None:
+    """Return the anchor of a run, or ``None`` if it is missing or unreadable."""
+    cell = cell_of(store, run_id)
+    with contextlib.suppress(OSError):
+        data = cell.get() if cell is not None else b""
+        if data:
+            return Anchor(*_FORM.unpack_from(data))
+    return None
+
+
+def bury(store: Store, run_id: str) -> None:
+    """Record in the anchor that a run was deleted, if the run has an anchor.
+
+    A run of the same id that began before the deletion is then known to be an old copy.  A run that
+    begins later is a new run without losses.
+    """
+    kept = anchor_of(store, run_id)
+    if kept is not None:
+        drop(cell_of(store, run_id), kept.mark, deleted=True)
+
+
+def lift(store: Store, run_id: str) -> None:
+    """Remove the anchor of a run, once a person has restored the run or accepted its loss."""
+    cell = cell_of(store, run_id)
+    if cell is not None:
+        with contextlib.suppress(OSError):
+            cell.remove()
+
+
+def cell_of(store: Store, run_id: str) -> FileCell | None:
+    """Return the cell for the anchor of a run, or ``None`` if anchors are not kept."""
+    if not store.persistent or os.environ.get("STEPWISE_KEY"):
+        return None
+    name = f"{store.url}\0{run_id}".encode("utf-8", "surrogatepass")
+    path = os.path.join(settings.home(), "anchors", "cells")
+    return FileCell(path, hashlib.blake2b(name, digest_size=KEY).digest())
