@@ -945,7 +945,6 @@ class Journal:
     def enter(self, share: Records, commits: Commits) -> None:
         """Seal records and queue them for writing; no other records come between."""
         self._refuse_inside()
-        commits.check(share)
         with self._sealing:
             if self._chain.error is not None:
                 commits.alone(self._catch_up)

@@ -170,6 +170,7 @@ class Commits:
         """Write a share, or wait until another thread has written it; raise its error."""
         with Uninterrupted():
             try:
+                self._check(share)
                 share.join(self)
                 if not share.leads:
                     share.bell.acquire()  # until its share is written, or it becomes the leader
@@ -188,6 +189,7 @@ class Commits:
         """Have another thread write a share and then resolve the share's future."""
         with Uninterrupted():
             try:
+                self._check(share)
                 share.join(self)
             except (Exception, RunStopped) as error:
                 share.error = error
@@ -196,7 +198,7 @@ class Commits:
                 if share.leads:
                     self._writer.serve(self._serve)
 
-    def check(self, share: Share) -> None:
+    def _check(self, share: Share) -> None:
         """Raise ``StoreError`` if the share's thread is in the middle of a write already."""
         if self._leader == share.thread and share.future is None:
             raise refused(self._store.url)
@@ -205,7 +207,7 @@ class Commits:
         """Add a share to the waiting shares; its caller leads if no thread does."""
         with self._mutex:
             if self._leader != _NOBODY:
-                self.check(share)  # a waiting thread may lead by now, and run a signal handler
+                self._check(share)  # a waiting thread may lead by now, and run a signal handler
             self._waiting.append(share)
             if self._leader == _NOBODY:
                 share.leads, self._leader = True, share.thread
