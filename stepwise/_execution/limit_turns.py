@@ -2,12 +2,14 @@
 
 A *desk* stands for one limit in one store.  A call asks the desk for a turn.  One thread of the
 process asks the ledger in the store for all waiting calls at once, and reports the calls that are
-over.  So a burst of calls is one write, and no event loop waits for a store.  A process
-whose calls are quick is granted a few turns in advance, for a second.
+over.  So a burst of calls is one write, and no event loop waits for a store.
 
 A waiting desk reads the ledger ten times a second, and as soon as room appears by itself.  It
 writes only if a call would be granted, if a process with a part of the limit has died, or to
 confirm its places in the queue.
+
+Rejected: turns that are granted in advance to a process whose calls are quick.  They save such a
+call two milliseconds, and took a second way to a turn.
 
 Rejected: a write by each call.  A hundred calls in a second would then be a hundred transactions.
 
@@ -35,10 +37,9 @@ from stepwise.errors import StoreError
 from stepwise.stores import Store
 
 _LOOK, _LOOK_AT_SERVER = 0.1, 0.25  # seconds between two looks at a ledger
-_PACE, _PACE_OF_WAITERS = 0.005, 0.05  # seconds between two writes, while calls wait before
+_PACE, _SOONEST = 0.05, 0.005  # seconds between two writes while calls wait, and until a look
 _REPORT, _REPORT_SOON = 0.25, 0.01  # seconds after which calls that are over are reported
 _CONFIRM, _PATIENCE = 2.0, 10.0  # seconds: places are confirmed, and dropped if they are not
-_SPARE = 1.0  # seconds for which turns are granted in advance
 _MOST = 100  # waiting calls of a run that the ledger knows
 _AT_EXIT = 2.0  # seconds that the end of the program waits for a round in progress
 _NEVER = float("inf")
@@ -92,27 +93,18 @@ class Desk:
         self._over: list[tuple[float, int, int]] = []  # when, requests, tokens
         self._said: list[Callable[[Ledger], None]] = []  # what the provider said
         self._left: Callable[[Ledger], None] | None = None
-        self._spare = self._of_spare = 0  # turns in advance, and the tokens of each
-        self._asks: deque[float] = deque(maxlen=_MOST)
         self._is_new = False  # calls wait that the ledger does not know
         self._wrote = self._looked = -_NEVER
 
     # -- for calls -------------------------------------------------------------------------------
 
     def ask(self, turn: Turn) -> None:
-        """Grant a turn at once if one was granted in advance, else let it wait."""
-        now = elapsed()
+        """Let a turn wait for the next round, which may grant it."""
         with self._lock:
-            self._asks.append(now)
-            fits = turn.tokens is None or turn.tokens <= self._of_spare or not self.figures.tokens
-            if self._spare and fits and not self._waiting:
-                self._spare -= 1
-                self._grant(turn, self._of_spare)
-                return
-            pace = _PACE_OF_WAITERS if self._waiting else _PACE
+            pace = _PACE if self._waiting else 0.0
             self._waiting.setdefault(turn.run, deque()).append(turn)
             self._is_new = True
-        self._need(max(now, self._wrote + pace))
+        self._need(max(elapsed(), self._wrote + pace))
 
     def leave(self, turn: Turn) -> None:
         """Give a turn back that was not used, or give up waiting for it."""
@@ -155,7 +147,6 @@ class Desk:
         """Let nobody have a turn for some seconds, since the provider said so."""
         with self._lock:
             self._said.append(lambda ledger: ledger.pause(ledger.at, seconds))
-            self._spare = 0
         self._need(elapsed())
 
     def left(self, requests: int | None, tokens: int | None, seconds: float) -> None:
@@ -165,8 +156,6 @@ class Desk:
         """
         self._left = lambda ledger: ledger.correct(ledger.at, requests, tokens, seconds)
         if 0 in (requests, tokens):
-            with self._lock:
-                self._spare = 0
             self._need(elapsed())
 
     def take_over(self, other: Desk) -> None:
@@ -182,15 +171,12 @@ class Desk:
         if self._pid == os.getpid():  # the turns of a parent are its own
             _clerk.need(self, at)
 
-    def _grant(self, turn: Turn, tokens: int) -> None:
-        turn.granted, self._open[turn] = True, tokens
-
     # -- for the thread --------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """True if nothing waits, is open, or is to be reported."""
-        return not (self._waiting or self._open or self._over or self._said or self._spare)
+        return not (self._waiting or self._open or self._over or self._said)
 
     def work(self) -> None:
         """Ask the ledger for what waits, if that may change anything."""
@@ -203,8 +189,6 @@ class Desk:
         with self._lock:
             if self._waiting and self.due == _NEVER:
                 self.due = elapsed() + self._pause
-            elif self._spare:
-                self.due = min(self.due, elapsed() + _SPARE)
 
     @property
     def _pause(self) -> float:
@@ -237,10 +221,7 @@ class Desk:
             over, self._over = self._over, []
             said, self._said = self._said, []
             left, self._left = self._left, None
-            if self._waiting or not self._asks or began - self._asks[-1] >= _SPARE:
-                self._spare = 0
-            claim = len(self._open) + self._spare
-            tokens = sum(self._open.values()) + self._spare * self._of_spare
+            claim = len(self._open), sum(self._open.values())
             waits = {run: (line[0].asked, [*line]) for run, line in self._waiting.items()}
         try:
             with self._ledger.changing() as ledger:
@@ -248,7 +229,7 @@ class Desk:
                 if ledger.state(self.figures):
                     _tell_figures(self.name, self.store.url, self.figures, ledger.figures)
                 ended = [Over(now - (began - at), many, spent) for at, many, spent in over]
-                ledger.report(holder.id, now, ended, (claim, tokens))
+                ledger.report(holder.id, now, ended, claim)
                 for each in (*said, left) if left is not None else said:
                     each(ledger)
                 usual = ledger.usual()
@@ -256,18 +237,18 @@ class Desk:
                     run: (now - (began - asked), [_tokens(each, usual) for each in turns[:_MOST]])
                     for run, (asked, turns) in waits.items()
                 }
-                granted, spare = self._granted(ledger, holder.id, wanted)
+                granted = self._granted(ledger, holder.id, wanted)
         except BaseException:
             with self._lock:
                 self._over, self._said = over + self._over, said + self._said
             raise
-        self._take(granted, spare, usual)
+        self._take(granted)
         self._wrote = elapsed()
         self._outlook(ledger)
 
     def _granted(
         self, ledger: Ledger, me: str, wanted: dict[str, tuple[float, list[int]]]
-    ) -> tuple[dict[str, list[int]], int]:
+    ) -> dict[str, list[int]]:
         ledger.forget(ledger.at, _PATIENCE)
         ledger.queue(me, ledger.at, wanted)
         granted = ledger.grant(me, ledger.at)
@@ -277,11 +258,9 @@ class Desk:
                 ledger.bury(each, ledger.at)
             for run, more in (ledger.grant(me, ledger.at) if dead else {}).items():
                 granted.setdefault(run, []).extend(more)
-        recent = [at for at in list(self._asks) if elapsed() - at < _SPARE]
-        spare = max(0, len(recent) - 1 - self._spare) if granted else 0
-        return granted, ledger.advance(me, spare) if spare else 0
+        return granted
 
-    def _take(self, granted: dict[str, list[int]], spare: int, usual: int) -> None:
+    def _take(self, granted: dict[str, list[int]]) -> None:
         """Give the granted turns to their calls; what nobody wants any more is given back."""
         ready = []
         with self._lock:
@@ -289,12 +268,10 @@ class Desk:
                 line = self._waiting.get(run, deque())
                 for tokens in each[: len(line)]:
                     turn = line.popleft()
-                    self._grant(turn, tokens)
+                    turn.granted, self._open[turn] = True, tokens
                     ready.append(turn)
                 if not line:
                     self._waiting.pop(run, None)
-            self._of_spare = usual if spare else self._of_spare
-            self._spare += spare
         for turn in ready:
             turn.ring()
         if sum(map(len, granted.values())) > len(ready):
@@ -311,7 +288,7 @@ class Desk:
                     turn.expected = None if expected is None else now + expected - ledger.at
             if self._waiting:
                 ahead = ledger.soonest(ledger.at) - ledger.at
-                self.due = min(self.due, now + min(self._pause, max(_PACE, ahead)))
+                self.due = min(self.due, now + min(self._pause, max(_SOONEST, ahead)))
 
     def _fail(self, error: BaseException) -> None:
         """Raise an error in all calls that wait; the next report says what is over."""
@@ -326,7 +303,6 @@ class Desk:
         """Report all that is over, at the end of the program or of the use of a store."""
         with self._lock:
             self._waiting.clear()
-            self._spare, self._asks = 0, deque(maxlen=_MOST)
         self._round()
 
 

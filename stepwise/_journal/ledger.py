@@ -39,7 +39,6 @@ from stepwise._runtime.facts import NamedTuple
 
 _SLOTS = 100  # of a window
 _FIRST_MEAN, _WEIGHT = 1000.0, 0.1  # tokens of a call about which nothing is known
-_SHARES = 4  # parts of the free requests of which a process takes one in advance
 
 
 class Figures(NamedTuple):
@@ -283,21 +282,6 @@ class Ledger:
         ]
         self.places = [each for each in served if each.wants]
         return granted
-
-    def advance(self, holder: str, most: int) -> int:
-        """Grant calls in advance, each of the usual tokens; return how many.
-
-        Nothing is granted in advance while anybody waits.
-        """
-        requests, tokens = self.room()
-        if self.places or requests < _SHARES:
-            return 0
-        shares = _SHARES * len({holder, *self.claims})
-        number = min(most, requests / shares, tokens / (shares * max(1.0, self.mean)))
-        open_, of_open = self.claims.get(holder, (0, 0))
-        number = int(max(0, number))
-        self._claim(holder, open_ + number, of_open + number * self.usual())
-        return number
 
     def usual(self) -> int:
         """Return the usual tokens of a call; 0 if the limit does not count tokens."""

@@ -16,7 +16,7 @@ LIMITS = st.none() | st.integers(1, 6)
 PARTS = (0.0, 0.0001, 0.004, 0.006, 0.3, 0.9, 0.991, 0.996, 0.9999, 1.0, 1.02)  # of a window
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["ask", "end", "end late", "give back", "die", "spare", "stored"]),
+        st.sampled_from(["ask", "end", "end late", "give back", "die", "stored"]),
         st.sampled_from(HOLDERS),
         st.integers(1, 5),
         st.sampled_from(PARTS),
@@ -78,11 +78,6 @@ class Model:
             self.open[holder], self.unsaid[holder] = [], []
             self.ledger.tick(self.now)
             self.ledger.bury(holder, self.now)
-        elif kind == "spare":
-            self.report(holder)
-            self.ledger.mean = 1.0
-            for _ in range(self.ledger.advance(holder, number)):
-                self.granted(holder, self.ledger.usual())
         else:
             self.ledger = Ledger.from_data(self.ledger.to_data())
 
