@@ -543,6 +543,10 @@ def recall_run(
         )
     if facts.status == "cancelled":
         _refuse_cancelled(call, seal, facts)
+    if facts.forked_from and not facts.is_branch and facts.status != "completed":
+        from stepwise._runs.fork import refuse_undone_since  # on use: few runs are forks
+
+        refuse_undone_since(call.store, seal, facts)
     return facts, _result(call, seal, facts) if facts.status == "completed" else None
 
 
