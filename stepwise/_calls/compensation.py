@@ -49,7 +49,7 @@ from stepwise._journal.records import (
     Record,
     RunFacts,
 )
-from stepwise._runtime.messages import notice, shell_word, warn
+from stepwise._runtime.messages import count, notice, shell_word, warn
 from stepwise._values.codec import Codec
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError, RunStopped, RunWarning
@@ -180,9 +180,8 @@ def compensate(
                 done += yield from _compensate_one(journal, undoing, effects, effect)
         except (Exception, RunStopped) as error:
             return Result(done, error)
-    count = "1 side effect" if done == 1 else f"{done} side effects"
     if done or facts.undoing:
-        told = facts.error or f"undone: {count}"
+        told = facts.error or f"undone: {count(done, 'side effect')}"
         after = undoing._replace(undoing=False, error=told, updated_at=time.time())
         journal.append(head=after)
         then = "called again, the workflow repeats them"
@@ -193,7 +192,7 @@ def compensate(
                 f"it cannot be called again, since that would lose {lost}. To start over: "
                 f"stepwise forget {shell_word(facts.run_id)}"
             )
-        notice(f"{facts.run_id}: {count} undone; {then}")
+        notice(f"{facts.run_id}: {count(done, 'side effect')} undone; {then}")
     elif any(effect.call.child for effect in effects.newest_first):
         journal.append(head=facts)  # the child runs had nothing to undo
     return Result(done)

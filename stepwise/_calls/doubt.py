@@ -12,7 +12,7 @@ from stepwise._journal.journal import Journal
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Stopped
 from stepwise._journal.run_facts import Stop
-from stepwise._matching.pool import Match, differences, ruling_on
+from stepwise._matching.pool import Match, differences, differing, ruling_on
 from stepwise._runtime import settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import count, shell_word
@@ -228,7 +228,13 @@ def _why_it_stops(call: Call, stop: Stop, match: Match) -> str:
         return f"{call.name} was resolved as step {stop.steps[0]}, which has answered another call."
     before = f"{call.name} is called with arguments that are not recorded, while a recorded"
     after = "was not called again: running it could repeat that side effect in another form."
-    if any(other.name == call.name for other in others):
+    named = [other for other in others if other.name == call.name]
+    if named and not any(differing(call, other) for other in named):
+        return (
+            f"An equal call of {call.name} is recorded, and nobody knows whether another object or "
+            "function of that name made it: running this one could repeat that side effect."
+        )
+    if named:
         return f"{before} call of it {after}"
     if match.recorded[0].in_doubt and others[0].place == call.place != "":
         return f"{before} side effect of the same statement {after}"

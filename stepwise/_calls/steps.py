@@ -568,7 +568,7 @@ class Step(Performer):
         if qualname != self.name:
             identity.parts[FUNCTION] = qualname
         if self.has_siblings:
-            identity.beside = self._versions_beside
+            identity.made = self._made
         has_subject = instance is not None or self._captures or self.has_siblings
         if has_subject and not self.parameters.is_computed:
             subjects.complete(identity, self.name, self.function, self.parameters, instance)
@@ -582,6 +582,10 @@ class Step(Performer):
     def has_siblings(self) -> bool:
         """True if a factory or a loop made other live steps of the same name."""
         return len(self._siblings) > 1
+
+    def _made(self, recorded: Call) -> bool | None:
+        """Return True if no other live step of this name has the version of a record."""
+        return recorded.code == self.code or recorded.code not in self._versions_beside() or None
 
     def _versions_beside(self) -> set[str]:
         """Return the versions of other live steps of this name that the same source defines.

@@ -43,7 +43,7 @@ from stepwise._display.words import (
     tries_text,
     when,
 )
-from stepwise._runtime.messages import shell_word
+from stepwise._runtime.messages import count, shell_word
 from stepwise.errors import UnreadableValueError
 
 _LINES = 2000  # of source shown
@@ -231,7 +231,7 @@ def run_facts(run: RunPage) -> Markup:
     earlier = run.resumed - len(run.resumes)
     resumes = [tag("div", resume_text(*each)) for each in run.resumes]
     if earlier > 0:
-        resumes.append(tag("small", f"and {earlier:,} times before"))
+        resumes.append(tag("small", f"and {count(earlier, 'time')} before"))
     where = tag("div", run.where), block(run.line) if run.line else None
     return facts(
         {

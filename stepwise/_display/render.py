@@ -28,7 +28,7 @@ from stepwise._display.words import (
     took_text,
     when,
 )
-from stepwise._runtime.messages import printable, publisher, shell_word
+from stepwise._runtime.messages import count, printable, publisher, shell_word
 from stepwise.errors import StepwiseError
 
 # -- render ---------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ class RunShown:
         """A sentence about unreadable records; empty if there are none."""
         if not self.unreadable:
             return ""
-        noun = "record" if self.unreadable == 1 else "records"
-        return f"{self.unreadable:,} {noun} cannot be read: stepwise verify {shell_word(self.id)}"
+        records = count(self.unreadable, "record")
+        return f"{records} cannot be read: stepwise verify {shell_word(self.id)}"
 
 
 # -- HTML ----------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def evaluation_text(rows: Sequence[Mapping[str, Any]], means: Sequence[Mapping[s
         "",
         *terminal.table(_SCORED, [*map(_scored_cells, rows[:_ROWS])]),
     ]
-    return "\n".join([*lines, f"and {more:,} more rows"] if more > 0 else lines)
+    return "\n".join([*lines, f"and {count(more, 'more row')}"] if more > 0 else lines)
 
 
 def evaluation_html(rows: Sequence[Mapping[str, Any]], means: Sequence[Mapping[str, Any]]) -> str:
@@ -396,7 +396,7 @@ def evaluation_html(rows: Sequence[Mapping[str, Any]], means: Sequence[Mapping[s
     return framed(
         _table({each.name.lower(): "" for each in _MEANS}, map(_mean_cells, means)),
         _table(heads, [[*cells[:2], status_of(cells[2]), *cells[3:]] for cells in found]),
-        tag("small", f"and {more:,} more rows") if more > 0 else None,
+        tag("small", f"and {count(more, 'more row')}") if more > 0 else None,
     )
 
 

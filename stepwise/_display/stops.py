@@ -10,7 +10,7 @@ from stepwise._display.markup import Markup, block, tag
 from stepwise._display.render import framed, status_of
 from stepwise._display.terminal import Column, Terminal, Word, line_of
 from stepwise._display.words import counts_text, result_text, when
-from stepwise._runtime.messages import printable
+from stepwise._runtime.messages import count, printable
 from stepwise._values.preview import NO_SECRETS
 
 _VARIABLES = 8
@@ -109,7 +109,7 @@ def _frames(frames: Sequence[Any], line: Any) -> Iterator[str]:
 def _variables(why: Any, terminal: Terminal, line: Any) -> Iterator[str]:
     if why.step is None:
         return
-    kept = "1 checkpoint kept" if why.kept == 1 else f"{why.kept:,} checkpoints kept"
+    kept = f"{count(why.kept, 'checkpoint')} kept"
     yield ""
     yield line(f"variables after step {why.step}, at {why.position} ({kept}):")
     shown = why.variables[:_VARIABLES]

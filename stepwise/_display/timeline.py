@@ -25,6 +25,7 @@ from stepwise._display.words import (
     took_text,
 )
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import count
 
 _GAP = 4.0  # percent: the maximum for a pause
 _THIN = 0.4  # percent: the minimum for a step; a shorter pause is not drawn
@@ -217,7 +218,7 @@ def timeline(
         tag("small", legend) if legend else None,
         cls="timeline",
         role="group",
-        aria_label=f"timeline of {total} steps",
+        aria_label=f"timeline of {count(total, 'step')}",
     )
 
 

@@ -126,7 +126,7 @@ def amounts_text(amounts: Mapping[str, Any]) -> str:
     cached = amounts.get("cached_tokens")
     told = [
         _money(amounts["usd"]) if amounts.get("usd") else "",
-        f"{int(amounts['tokens']):,} tokens" if amounts.get("tokens") else "",
+        count(int(amounts["tokens"]), "token") if amounts.get("tokens") else "",
         f"{int(cached):,} of them cached" if cached else "",
         count(amounts["steps"], "step") if amounts.get("steps") else "",
         f"{amounts['seconds']:,.1f} s" if amounts.get("seconds", 0) >= 1 else "",

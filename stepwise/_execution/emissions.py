@@ -48,7 +48,7 @@ from stepwise._journal.stream import (
 )
 from stepwise._runtime import settings
 from stepwise._runtime.interrupts import Uninterrupted
-from stepwise._runtime.messages import notice, shell_word
+from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._values.codec import Codec
 from stepwise._values.unpickling import Data
 from stepwise.errors import NotRecordableError, RunStopped
@@ -216,8 +216,8 @@ class Emissions:
             for stream in self._streams.values():
                 stream.next += SKIPPED * lost
             notice(
-                f"run {self.run_id}: {lost} batches of its streams cannot be read. It goes on "
-                "after them; whoever reads across them gets an error. "
+                f"run {self.run_id}: {count(lost, 'batch')} of its streams cannot be read. It goes "
+                "on after them; whoever reads across them gets an error. "
                 f"stepwise verify {shell_word(self.run_id)} says more"
             )
 
@@ -257,13 +257,13 @@ class Emissions:
         self, stream: _Stream, groups: list[Any], items: list[tuple[Any, bytes]]
     ) -> None:
         at = 0
-        for count, around in groups:
+        for many, around in groups:
             if around:
-                stream.add(count, stream.next, (*around,))
+                stream.add(many, stream.next, (*around,))
                 self._unsaid.pop(around[-1], None)
-            for form, data in items[at : at + count] if not around else ():
+            for form, data in items[at : at + many] if not around else ():
                 stream.add(1, stream.next, (), _digest(form, data))
-            at += count
+            at += many
 
     @property
     def total(self) -> int:

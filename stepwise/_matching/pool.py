@@ -263,9 +263,12 @@ class AnyCaller:
         """Return whether the caller may have made a record with this serial number."""
         return True
 
-    def is_anothers(self, recorded: Call, call: Call) -> bool:
-        """Return whether another function of this name, in the same source, made a record."""
-        return recorded.code != call.code and recorded.code in self._identity.beside()
+    def made(self, recorded: Call) -> bool | None:
+        """Return whether the called function, not another of its name, made a record.
+
+        ``None`` means that nobody knows.
+        """
+        return self._identity.made(recorded)
 
     def another_fits(self, recorded: Call, call: Call) -> bool:
         """Return whether another live subject fits a recorded call that differs in one part."""
@@ -840,9 +843,9 @@ class Pool:
 
     def _is_same(self, recorded: Call, call: Call, caller: AnyCaller) -> bool:
         """Return whether all parts that both calls know are equal, state aside."""
-        if not caller.accepts(recorded.serial) or caller.is_anothers(recorded, call):
+        if not caller.accepts(recorded.serial) or differences(recorded, call, self._state):
             return False
-        return not differences(recorded, call, self._state)
+        return bool(caller.made(recorded))
 
     def _fits(self, recorded: RecordedCall, call: Call) -> bool:
         """Return whether the record could be this very call, its parts aside."""
@@ -923,6 +926,8 @@ class Pool:
     def _may_be(self, recorded: RecordedCall, call: Call, caller: AnyCaller) -> bool:
         other = recorded.call
         if other.branch != call.branch or not self._is_owned(other, call):
+            return False
+        if other.name == call.name and caller.made(other) is False:
             return False
         if other.name == call.name and other.parts:
             if self._is_of_other_code(other, call) or not caller.accepts(other.serial):

@@ -42,6 +42,11 @@ def attempt_of(serial: int) -> int:
     return serial // _NUMBERS
 
 
+def _made(recorded: Call) -> bool:  # noqa: ARG001
+    """Return True: no other function has the name."""
+    return True
+
+
 class Identity:
     """The identity of a call.
 
@@ -60,7 +65,8 @@ class Identity:
         self.sight: Sight | None = None  # when the call was made
         self.given: Mapping[str, Sequence[object]] = _NOTHING  # undigestible objects, by argument
         self.arguments: Sequence[object] = ()  # the arguments that hold such objects
-        self.beside: Callable[[], Collection[str]] = tuple  # versions of others of this name
+        # Returns whether the called function made a record of its name; ``None`` if nobody knows.
+        self.made: Callable[[Call], bool | None] = _made
 
     @property
     def serial(self) -> int:

@@ -12,7 +12,7 @@ import inspect
 import linecache
 import tokenize
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -65,6 +65,21 @@ class Source:
                 remove_docstring(node)
                 return node
         return None
+
+    def functions(self) -> Iterator[tuple[str, FunctionNode]]:
+        """Yield the functions of the whole file, each with its qualified name."""
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            yield from _functions_in(parsed("".join(self.lines)), "")
+
+
+def _functions_in(node: ast.AST, around: str) -> Iterator[tuple[str, FunctionNode]]:
+    for each in children(node):
+        if isinstance(each, FUNCTIONS):
+            yield around + each.name, each
+            yield from _functions_in(each, f"{around}{each.name}.<locals>.")
+        else:
+            inside = f"{around}{each.name}." if isinstance(each, ast.ClassDef) else around
+            yield from _functions_in(each, inside)
 
 
 def children(node: ast.AST) -> list[Any]:

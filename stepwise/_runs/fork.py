@@ -174,12 +174,14 @@ def refuse_undone(
     cut: int,
     what: str,
     entries: Iterable[records.Entry] = (),
+    way: str = "Choose an earlier step (at=), or let the run go on, which makes that call anew",
 ) -> None:
     """Refuse to go on from side effects that were undone later, by whichever run shares them.
 
     Args:
         what: cannot be done, for the message.
         entries: the records of the run, if the caller has them.
+        way: what to do instead, for the message.
 
     Raises:
         ConfigurationError: a call up to record ``cut`` was undone behind it; or an adopted branch
@@ -193,8 +195,7 @@ def refuse_undone(
         for number in sorted(undone.keys() & shared.keys()):
             raise errors.ConfigurationError(
                 f"{what}: run {each.run_id!r} has undone step {number} since, which would count "
-                "as done. Choose an earlier step (at=), or let the run go on first, which makes "
-                "that call anew"
+                f"as done. {way}"
             )
         gone, its_cut = _gone_heir(store, seal, each)
         for number, entry in shared.items() if gone else ():
@@ -212,6 +213,47 @@ def refuse_undone(
             if begins is not None and its_facts is not None:
                 met.add(other)
                 waiting.append((its_facts, min(last, begins[0] - 1), ()))
+
+
+def refuse_undone_since(store: Store, seal: Seal, fork: records.RunFacts) -> None:
+    """Refuse to continue a fork if a source of it has undone a side effect that both share.
+
+    Raises:
+        ConfigurationError: the side effect would count as done.
+    """
+    mine, met = dict[tuple[int, str], int](), {fork.run_id}
+    source = facts_of(store, seal, fork.forked_from)
+    while source is not None and source.run_id not in met:
+        met.add(source.run_id)
+        if source.undone:
+            mine = mine or _announced(store, seal, fork)
+            shared = mine.keys() & _announced(store, seal, source, undone=True).keys()
+            refuse_undone(
+                store,
+                seal,
+                source,
+                max((mine[each] for each in shared), default=0),
+                f"fork {fork.run_id!r} is not continued",
+                way=f"Fork {source.run_id!r} again: before that step, or when it has gone on",
+            )
+        source = facts_of(store, seal, source.forked_from) if source.forked_from else None
+
+
+def _announced(
+    store: Store, seal: Seal, facts: records.RunFacts, *, undone: bool = False
+) -> dict[tuple[int, str], int]:
+    """Return where side effects are announced, by the number and the idempotency key of the call.
+
+    Args:
+        undone: whether calls that do not count any more are among them.
+    """
+    entries = [*read_entries(store, seal, facts.run_id, Position(facts.pruned, None))]
+    known = projection.Calls(entries).known
+    return {
+        (number, entry.call.key): entry.number
+        for number, entry in projection.announcements(entries).items()
+        if entry.call is not None and (undone or (number in known and known[number].answers))
+    }
 
 
 def _gone_heir(store: Store, seal: Seal, facts: records.RunFacts) -> tuple[str, float]:

@@ -253,8 +253,8 @@ class Verification:
             f"{count(len(messages), 'message')} to it damaged or gone ({_numbers(messages)})": (
                 messages
             ),
-            f"{len(batches)} batches of its streams damaged or gone ({_numbers(batches)}): readers "
-            "get an error there": batches,
+            f"{count(len(batches), 'batch')} of its streams damaged or gone ({_numbers(batches)}): "
+            "readers get an error there": batches,
             "recorded arguments or local variables unreadable, of steps "
             f"{_numbers(self.damaged_steps)}: nothing but showing them needs them": (
                 self.damaged_steps

@@ -178,8 +178,10 @@ def notice(text: str) -> None:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with a noun: ``1 step``, ``2 steps``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return a number with a noun: ``1 step``, ``2 steps``, ``3 entries``, ``4,000 batches``."""
+    if number != 1:
+        noun = f"{noun[:-1]}ie" if noun.endswith("ry") else noun + "e" * noun.endswith("ch")
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def shell_word(text: str) -> str:

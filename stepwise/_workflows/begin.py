@@ -528,6 +528,8 @@ def recall_run(
         )
     if call.explicit:
         check_conflict(call, seal, facts)
+    if call.parent is None:
+        _check_namesakes(call, facts)
     branch = facts.superseded
     if branch or journals.is_half_adopted(call.store, seal, facts):
         raise SupersededError(
@@ -542,6 +544,10 @@ def recall_run(
         )
     if facts.status == "cancelled":
         _refuse_cancelled(call, seal, facts)
+    if facts.forked_from and not facts.is_branch and facts.status != "completed":
+        from stepwise._runs.fork import refuse_undone_since  # on use: few runs are forks
+
+        refuse_undone_since(call.store, seal, facts)
     return facts, _result(call, seal, facts) if facts.status == "completed" else None
 
 
@@ -605,6 +611,32 @@ def _refuse_cancelled(call: Invocation, seal: Seal, facts: RunFacts) -> None:
         if call.parent.task is not None and asyncio_state.current() is not None:
             error = asyncio_state.cancellation()
         raise error
+
+
+def _check_namesakes(call: Invocation, facts: RunFacts) -> None:
+    """Refuse a run of another workflow that has the same name.
+
+    Raises:
+        RunConflictError: the run is, or may be, that of the other workflow.
+    """
+    workflow = call.callee.workflow
+    made = workflow.made(facts.code) if isinstance(workflow, Definition) else True
+    if made or (made is None and call.explicit):
+        return
+    run_id, given = (
+        call.run_id,
+        f"{workflow.label}({call.callee.hiding.shown(call.callee.bound, secrets_of(call))})",
+    )
+    own = f". If it is a run of this one: .options(run_id={run_id!r})" if made is None else ""
+    raise errors.RunConflictError(
+        f"run {run_id!r} {'may belong' if made is None else 'belongs'} to another workflow of the "
+        f"name {workflow.label!r} in {workflow.file or 'its program'}: give each a name, "
+        f"@workflow(name=...){own}. For a new run: .options(run_id=...) with another id, or "
+        ".options(fresh=True)",
+        run_id=run_id,
+        recorded=f"{facts.label}({facts.arguments})",
+        given=given,
+    )
 
 
 def check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
@@ -1239,6 +1271,7 @@ class Starting:
             and not (facts.parent or facts.is_branch)
             and not journals.is_ready(facts)
             and not self._parts.differing(facts.parts)
+            and bool(self._workflow.made(facts.code))
             and (name == self._workflow.full_name or self._is_of_file(facts))
             and self._store.owner(facts.run_id) is None
         )
@@ -1327,6 +1360,7 @@ class ChildCall(WorkflowCall, Performer):
         parameters, function = self.workflow.parameters, self.workflow.function
         _, parts, unknown = parameters.identify(self.bound, (self.args, self.kwargs))
         identity = Identity(digest, parts)
+        identity.made = self._made
         if unknown:
             scope.run.subjects.give(identity, unknown, self.bound)
         subject = self.instance is not None or captured(function)
@@ -1335,6 +1369,16 @@ class ChildCall(WorkflowCall, Performer):
                 identity, self.name, self.function, self.parameters, self.instance
             )
         return identity
+
+    def _made(self, recorded: Call) -> bool | None:
+        """Return whether a recorded call is one of this function; the child run knows its code."""
+        if recorded.module != self.module and is_defined(recorded.module, self.name):
+            return False
+        if not self.workflow.has_namesakes:
+            return True
+        store = self._store()
+        facts = journals.facts_of(store, journals.seal_for(store), recorded.child)
+        return self.workflow.made(facts.code if facts is not None else "")
 
     @property
     def function(self) -> Callable[..., Any]:

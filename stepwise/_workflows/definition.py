@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
 
 from stepwise._checkpoints.checkpoints import Retention
 from stepwise._execution.process_memory import code_in_file
@@ -19,7 +21,7 @@ from stepwise._identity.module_names import (
 )
 from stepwise._rewrite.build import UnsupportedError, build
 from stepwise._rewrite.positions import fingerprint
-from stepwise._rewrite.source import Source, capture
+from stepwise._rewrite.source import FunctionNode, Source, capture
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
@@ -176,7 +178,8 @@ def _with_start(before: Options, changes: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
-_defined: set[tuple[str, str]] = set()  # module and label
+_defined: dict[tuple[str, str], WeakSet[Definition]] = {}
+"""The live workflows by module and label; the labels stay known when their functions are gone."""
 _rewriting = process_lock()
 
 
@@ -205,7 +208,9 @@ class Definition:
         self._like = like
         self._place: str = place if like is None else like._place
         self._take(function)
-        _defined.add((function.__module__, self.label))
+        known = _defined.setdefault((function.__module__, self.label), WeakSet())
+        if like is None or like.label != self.label:
+            known.add(self)
 
     def _take(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -220,7 +225,7 @@ class Definition:
         self.first_seen: dict[str, bytes] = {} if self._like is None else self._like.first_seen
         self._rewritten: Rewritten | None = None
         self._tried = False
-        for computed in ("returns", "code"):
+        for computed in ("returns", "code", "_others"):
             self.__dict__.pop(computed, None)
 
     def _parameters(self, function: Callable[..., Any]) -> Parameters:
@@ -303,6 +308,55 @@ class Definition:
             return self._like.code
         node = self.source.node()
         return fingerprint(node) if node is not None else ""
+
+    def made(self, code: str) -> bool | None:
+        """Return whether this function made a run of its name, and not another function.
+
+        Code that no function of the file has any more may be that of any function of the name,
+        before an edit: ``None`` means that nobody knows whose it was.
+
+        Args:
+            code: the fingerprint of the code that the run executed last.
+        """
+        if not self.code or code == self.code or not self.has_namesakes:
+            return True
+        others = self._others
+        if code in map(fingerprint, others.values()):
+            return False
+        decorated = (name for name, node in others.items() if node.decorator_list)
+        is_alone = self.label not in {name.rpartition("<locals>.")[2] for name in decorated}
+        return (is_alone and not self._shares_name and not self._live_namesakes()) or None
+
+    @property
+    def has_namesakes(self) -> bool:
+        """True if other functions of the file may have the name of the workflow.
+
+        Functions within different functions may, and so may those that ``name=`` names.
+        """
+        last = re.escape(self.function.__name__)
+        is_alone = self._count(rf"def\s+{last}\b") <= 1 and not self._shares_name
+        return not is_alone or bool(self._live_namesakes())
+
+    @property
+    def _shares_name(self) -> bool:
+        return self._count(rf"name\s*=\s*(['\"]){re.escape(self.label)}\1") > 1
+
+    def _count(self, pattern: str) -> int:
+        return len(re.findall(pattern, "".join(self.source.lines)))
+
+    def _live_namesakes(self) -> list[Definition]:
+        key, own = (self.function.__module__, self.label), self.function.__qualname__
+        others = [each for each in _defined.get(key, ()) if each.function.__qualname__ != own]
+        return [each for each in others if each.source.lines == self.source.lines]
+
+    @cached
+    def _others(self) -> dict[str, FunctionNode]:
+        """The other functions in the file that defines the function, by qualified name."""
+        if self._like is not None and self._like.source is self.source:
+            return self._like._others
+        others = dict(self.source.functions())
+        others.pop(self.function.__qualname__, None)
+        return others
 
     @property
     def full_name(self) -> str:

@@ -730,17 +730,22 @@ def _ring_if_suspended(active: active_run.ActiveRun) -> None:
 
 def _what_interrupted(active: active_run.ActiveRun, error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
-        return "Ctrl-C"
+        return _keyboard(error)
     if sys.is_finalizing():
         return ""
     if asyncio_state.is_cancellation(error):
         root = active.root
         if root.detached and root.interrupted:  # only the end of the event loop cancels such a run
-            return "Ctrl-C" if isinstance(root.ending, KeyboardInterrupt) else ""
+            return _keyboard(root.ending) if isinstance(root.ending, KeyboardInterrupt) else ""
         return "a cancellation"
     if isinstance(error, GeneratorExit) and active.task is None:
         return "a caller that stopped iterating"
     return ""  # an exit, or the event loop is gone with its waiters
+
+
+def _keyboard(error: KeyboardInterrupt) -> str:
+    """Return the words of an interrupt, which a test may only simulate."""
+    return "Ctrl-C" if type(error) is KeyboardInterrupt else str(error) or type(error).__name__
 
 
 @reports

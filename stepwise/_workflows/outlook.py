@@ -38,6 +38,7 @@ from stepwise._execution.waits import may_wait
 from stepwise._rewrite.statement_calls import Ahead
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import count
 from stepwise._values.digest import digest
 from stepwise._values.preview import error_text
 from stepwise._values.trees import same
@@ -152,7 +153,7 @@ class Counted:
             pass
         if self.given != before.items:
             raise RuntimeError(
-                f"a loop that had yielded {before.items} items has only {self.given}"
+                f"a loop that had yielded {count(before.items, 'item')} has only {self.given}"
             )
         if before.file is not None and before.digest != self._digest.digest():
             raise FileChangedError("the part that was read is different")

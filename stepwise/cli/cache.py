@@ -7,6 +7,7 @@ import click
 from stepwise._display.stops import size_text
 from stepwise._display.terminal import Column
 from stepwise._runs.maintenance import cache_facts, clear_cache, store_url
+from stepwise._runtime.messages import count
 from stepwise.cli._command import command, echo_json, note, show_table
 
 
@@ -31,9 +32,9 @@ def cache(*, stats: bool, clear: bool, step: str | None, as_json: bool) -> None:
         return
     held = sum(each["entries"] for each in facts["steps"])
     if clear:
-        note(f"{deleted} entries deleted")
+        note(f"{count(deleted, 'entry')} deleted")
     if facts["steps"]:
         columns = [Column("STEP"), Column("ENTRIES", whole=True, right=True)]
         show_table(columns, [[each["name"], each["entries"]] for each in facts["steps"]])
     size, limit = size_text(facts["size"]), size_text(facts["limit"])
-    note(f"{held} entries in the cache of {store_url()}: {size} of at most {limit}")
+    note(f"{count(held, 'entry')} in the cache of {store_url()}: {size} of at most {limit}")

@@ -24,6 +24,7 @@ import click
 import stepwise
 from stepwise._display.terminal import Terminal, Word
 from stepwise._runs.doctor import findings
+from stepwise._runtime.messages import count
 from stepwise.cli import _command as cli
 from stepwise.cli._command import command
 from stepwise.mcp._knowledge import explanation
@@ -202,12 +203,12 @@ def _run(
 
 
 def _summary(first: list[str], second: list[str], announced: int, as_json: bool) -> int:
-    twice = [step for step, count in Counter(first + second).items() if count > 1]
+    twice = [step for step, times in Counter(first + second).items() if times > 1]
     # The killed step had printed its line, but was not recorded yet.
     whole = set(twice) <= {first[-1]} and announced == 1
     colour = "green" if whole else "red"
     _say(
-        f"\n{len(first)} steps before the kill, {len(second)} after it; run twice: "
+        f"\n{count(len(first), 'step')} before the kill, {len(second)} after it; run twice: "
         f"{'only the one it was killed in' if twice else 'none'}. "
         f"Lines in the outbox: {announced}.",
         as_json,

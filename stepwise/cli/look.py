@@ -36,7 +36,7 @@ from stepwise._runs.steps import (
     is_inner,
 )
 from stepwise._runs.streaming import RunStream, shown_item
-from stepwise._runtime.messages import printable, shell_word
+from stepwise._runtime.messages import count, printable, shell_word
 from stepwise._runtime.system_limits import open_private
 from stepwise.cli import _command as cli
 from stepwise.errors import escaped
@@ -481,7 +481,7 @@ def _describe(run: Run, shown: RunShown, seen: Overview) -> None:
     for at, how, end in resumes:
         _say("resumed", printable(resume_text(at, how, end)))
     if seen.course.resumed > len(resumes):
-        _say("", f"and {seen.course.resumed - len(resumes)} times before")
+        _say("", f"and {count(seen.course.resumed - len(resumes), 'time')} before")
     _say("attempt", shown.attempt and f"the last one: {shown.attempt}")
     _say("spent", shown.spent)
     _say("lost", shown.gaps)
@@ -548,7 +548,7 @@ def watch(run_id: str | None, stream: str | None, after: int | None, *, as_json:
         status = seen.standing.status
         missed = seen.steps[0].number - max(shown, default=0) - 1 if seen.steps else 0
         if missed > 0:
-            cli.note(f"... {missed:,} steps: stepwise show {shell_word(run.id)} --all")
+            cli.note(f"... {count(missed, 'step')}: stepwise show {shell_word(run.id)} --all")
         for step in seen.steps:
             if shown.get(step.number) != step.status:
                 shown[step.number] = step.status

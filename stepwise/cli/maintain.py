@@ -251,7 +251,7 @@ def _in_words(seconds: float) -> str:
     for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds % size == 0:
             return count(int(seconds / size), unit)
-    return f"{seconds:g} seconds"
+    return "1 second" if seconds == 1 else f"{seconds:g} seconds"
 
 
 _MUCH = 64 << 20  # bytes

@@ -46,7 +46,7 @@ import wrapt  # type: ignore[import-untyped, unused-ignore]
 
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.messages import notice, shell_word
+from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._runtime.options import check_values
 from stepwise._runtime.system_limits import open_private
 from stepwise._values import codec
@@ -847,7 +847,8 @@ class HiveExecution:
         if not result.success:
             raise UnfinishedError(result)
         if self._cut_short(result):
-            why = f"has used all {self._graph.max_steps} steps of its graph, and may not be done"
+            steps = count(self._graph.max_steps, "step")
+            why = f"has used all {steps} of its graph, and may not be done"
             notice(f"{run.run_id} {why}: called again with a higher max_steps, it continues")
             raise UnfinishedError(result, why)
         return result

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import uuid4
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import count, notice
 from stepwise._values.unpickling import check_trust
 from stepwise._workflows import host
 from stepwise.errors import ConfigurationError, CorruptStoreError, ThreadMovedOnError
@@ -641,8 +641,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             needed = {place for each in kept for place in self._needed(thread, each)} - places
             if unwanted and needed:
                 notice(
-                    f"{self._named(thread_id)}: {len(needed)} checkpoints of deleted runs stay, "
-                    "since later ones need them for their delta channels"
+                    f"{self._named(thread_id)}: {count(len(needed), 'checkpoint')} of deleted runs "
+                    "stay, since later ones need them for their delta channels"
                 )
             coming = thread.writes.keys() - thread.checkpoints.keys()  # these are being stored
             writer.keep({*places, *needed, *coming})

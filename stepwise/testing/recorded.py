@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stepwise._identity.clients import placeholder_keys
+from stepwise._runtime.messages import count
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_calls import calls_in
 from stepwise.integrations._model_requests import ModelRequest, endpoint_of, read_request
@@ -230,7 +231,7 @@ def _differing(path: str, known: Any, asked: Any) -> Any:
         for at, (one, two) in enumerate(zip(known, asked)):  # noqa: B905
             yield from _differing(f"{path}[{at}]", one, two)
         if len(known) != len(asked):
-            yield f"{path}: recorded {len(known)} items, now {len(asked)}"
+            yield f"{path}: recorded {count(len(known), 'item')}, now {len(asked)}"
     elif canonical(known) != canonical(asked):
         one, two = _about(known, asked)
         yield f"{path}: recorded {one}, now {two}"

@@ -37,7 +37,7 @@ from stepwise._runs.steps import (
     command_to_begin,
     newest_checkpoint,
 )
-from stepwise._runtime.messages import shell_word
+from stepwise._runtime.messages import count, shell_word
 from stepwise.errors import UnreadableValueError
 from stepwise.integrations._model_calls import answer_of, request_of
 from stepwise.integrations._prompts import moved_prompt
@@ -517,7 +517,7 @@ def _slider(view: View, at: _Moment) -> Markup:
     earlier = max((each for each in numbers if each < place), default=place - 1)
     later = min((each for each in numbers if each > place), default=place + 1)
     now = tag("a", "now", href=view.at("runs", at.run.id), rel="last") if at.step else None
-    steps = f"{last:,} steps" if last > 1 else "1 step"
+    steps = count(last, "step")
     return tag(
         "form",
         to(1, "«", "first step"),
@@ -751,7 +751,7 @@ def value_page(
         view,
         name[:80],
         _crumbs(view, tag("a", tag("code", run.id), href=view.at("runs", run.id)), " / ", back),
-        tag("h1", tag("code", name), " ", tag("small", f"{len(text):,} characters")),
+        tag("h1", tag("code", name), " ", tag("small", count(len(text), "character"))),
         tag(
             "div",
             tag("pre", [part[n : n + 10_000] for n in range(0, len(part), 10_000)], cls="value",

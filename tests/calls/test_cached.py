@@ -1003,7 +1003,7 @@ def test_the_command(lab):
 
     assert "Agent.ask" in said()
     assert '"entries": 2' in said("--stats", "--json")
-    assert "1 entries deleted" in said("--clear", "--step", "search")
+    assert "1 entry deleted" in said("--clear", "--step", "search")
     assert lab.run(CODE)[1] == ["search"]
     assert '"steps": []' in said("--clear", "--json")
     assert "add --clear" in said("--step", "search")

@@ -7,7 +7,7 @@ import itertools
 from typing import NamedTuple
 
 import pytest
-from calls import CARRIERS, Calls, stopped
+from calls import CARRIERS, HEAD, Calls, stopped
 from restarted import edited
 from sweeping import WHOLE
 
@@ -58,6 +58,29 @@ async def debate(question):
             crash()
     return given
 print("result", repr(asyncio.run(debate("why"))))
+"""
+
+
+NAMESAKES = {
+    "by name=": "".join(
+        f'@workflow(name="ask")\nasync def ask_{who}(question):\n'
+        f'    return await adid("ask", "{who}", question)\n'
+        for who in ("bull", "bear")
+    )
+    + "make = {'bull': SimpleNamespace(ask=ask_bull), 'bear': SimpleNamespace(ask=ask_bear)}.get\n",
+    "within functions": "".join(
+        f"def {who}():\n    @workflow\n    async def ask(question):\n"
+        f'        return await adid("ask", "{who}", question)\n'
+        "    return SimpleNamespace(ask=ask)\n"
+        for who in ("bull", "bear")
+    )
+    + "def make(who): return {'bull': bull, 'bear': bear}[who]()\n",
+}
+
+
+IN_MODULES = """
+import bear, bull
+make = {"bull": bull, "bear": bear}.get
 """
 
 
@@ -832,6 +855,23 @@ ROWS = {
         )
     },
     "a new child call before an equal recorded one": Row(EQUAL_CHILDREN, ["x: hello"] * 4, 4),
+    **{
+        f"child workflows of one name {how}: {way}": Row(
+            carrier + text.format("ask"), BOTH, once("ask"), environment=(("HANGS", hangs),)
+        )
+        for how, carrier in NAMESAKES.items()
+        for way, text, hangs in (
+            ("in flight", BESIDE, "bull"),
+            ("in another order", IN_ANOTHER_ORDER, ""),
+            ("made later", LATER, ""),
+        )
+    },
+    # Which of them an edited one was, its record does not say.
+    "child workflows of one name, and the first was edited": Row(
+        NAMESAKES["within functions"] + IN_ANOTHER_ORDER.format("ask"),
+        *(BOTH, once("ask"), ("--another", "--same"), True, "another object or function"),
+        edits=((', "bear", question)', ', "be" + "ar", question)'),),
+    ),
     "execute() of a recorded child run": Row(CHILD_RUNS, [True, "-: x"], ["child - x"]),
     "what an answered step did to its instance is done": Row(
         LOST, (["-: a", "-: b"], DONE), ["ask - a", "ask - b"]
@@ -942,6 +982,17 @@ for kind in ("step", EFFECT + ")"):
     ROWS |= {
         f"{what}: {kind}": Row(text, SAME, OLD, edits=edits) for what, edits in changed.items()
     }
+
+
+def test_child_workflows_of_one_name_in_two_modules():
+    """A record of a child workflow answers no workflow of that name in another module."""
+    with Calls(IN_MODULES + IN_ANOTHER_ORDER.format("ask")) as program:
+        for who in ("bull", "bear"):
+            text = NAMESAKES["by name="].partition("@workflow")[2].partition("@workflow")[0]
+            text = f"{HEAD}@workflow{text}ask = ask_bull\n".replace("bull", who)
+            (program.folder / f"{who}.py").write_text(text, encoding="utf-8")
+        program.crash()
+        assert (program.rerun(), program.bodies) == (BOTH, once("ask"))
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)

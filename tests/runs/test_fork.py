@@ -387,6 +387,31 @@ def test_what_is_shared_is_not_undone(part):
     assert calls[1:] == [("undo", "tides 2"), ("undo", "tides 1")]
 
 
+@pytest.mark.parametrize("part", [book, leg], ids=["step", "child run"])
+def test_a_fork_whose_source_was_undone_is_not_continued(part):
+    """A side effect that the source has undone since the fork was made is not done for the fork."""
+
+    @workflow(retention="all")
+    def trip(topic):
+        done = part(topic)
+        if topic not in calls:
+            raise ConnectionError(topic)
+        return done
+
+    with pytest.raises(ConnectionError):
+        trip("tides")
+    (run,) = [each for each in stepwise.runs() if each.workflow.endswith("trip")]
+    fork = run.fork(at=1)
+    of_fork = fork.fork(at=1)
+    assert run.compensate() == 1
+    calls.append("tides")
+    for each in (fork, of_fork):
+        with pytest.raises(stepwise.ConfigurationError, match=f"{run.id!r} has undone step 1 sin"):
+            trip.options(run_id=each.id)("tides")
+    assert trip("tides")
+    assert calls.count(("undo", "tides")) == 1
+
+
 @tool(side_effect=True)
 def charge(topic):
     calls.append(("charge", stepwise.current_step().idempotency_key))

@@ -288,3 +288,19 @@ def test_an_error_without_text():
 
     with fresh_store(), pytest.raises(Wordless):
         agent()
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "step", "1 step"),
+        (0, "step", "0 steps"),
+        (1, "entry", "1 entry"),
+        (2, "entry", "2 entries"),
+        (3, "batch", "3 batches"),
+        (4000, "more row", "4,000 more rows"),
+    ],
+)
+def test_a_number_and_its_noun_agree(number, noun, text):
+    """A counted noun is singular for one, and plural for any other number."""
+    assert messages.count(number, noun) == text

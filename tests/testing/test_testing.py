@@ -98,6 +98,16 @@ def test_a_crash_inside_a_side_effect(done, when, settled):
     assert done == ["think 0", "send done"][: 2 if when == "after" else 1]
 
 
+def test_a_simulated_crash_is_called_one(done):
+    """A run that a test crashed says so, and not that somebody pressed Ctrl-C."""
+    agent, think, _ = an_agent(done)
+    with pytest.raises(SimulatedCrash), crash_at(think):
+        agent(1)
+    (run,) = stepwise.runs()
+    assert "a simulated crash before think(n=0)" in str(run.why())
+    assert "Ctrl-C" not in str(run.why())
+
+
 def test_crash_at_that_never_crashes(done):
     """A test that crashes nothing fails, and tells which steps were executed."""
     agent, think, _ = an_agent(done)

@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from harness import interpreted, python, python_path
+from restarted import Program
 
 import stepwise
 from stepwise._identity.identity import label_of
@@ -216,3 +217,43 @@ def test_prompts(tmp_path, run, monkeypatch):
     assert " ".join(run("-", code=code, by=interpreted)) == name
     monkeypatch.setenv("JPY_SESSION_NAME", "/books/agent.ipynb")
     assert run("-c", code, by=interpreted) == ["/books/agent.ipynb:f"]
+
+
+NAMESAKES = """
+def bull():
+    @workflow
+    def ask(question):
+        did("bull")
+        crash("bull")
+        return "bull"
+    return ask
+def bear():
+    @workflow
+    def ask(question):
+        return "bear"
+    return ask
+print(globals()[os.environ["WHO"]]().options(start=os.environ["START"])("why"))
+"""
+
+
+@pytest.mark.parametrize("dies", ["", "bull"])
+def test_a_run_of_a_namesake_is_refused(tmp_path, dies):
+    """A workflow takes no run of another one that has its name in the same file, ended or not."""
+    program = Program(tmp_path, NAMESAKES)
+    program.run(dies, WHO="bull", START="same")
+    told = program.run(code=1, WHO="bear", START="same")
+    assert "belongs to another workflow of the name 'ask'" in told
+    assert program.run(WHO="bear", START="unfinished").endswith("bear\n")
+    assert program.run(WHO="bull", START="same").endswith("bull\n")
+    program.edit(('return "bull"', 'return "BULL"'))
+    assert "may belong to another workflow" in program.run(code=1, WHO="bear", START="same")
+
+
+def test_a_run_of_an_edited_workflow_without_a_namesake_goes_on(tmp_path):
+    """Another function of that name which is no workflow keeps nobody from an edited one's run."""
+    text = NAMESAKES.partition("def bear")
+    others = "def other():\n    def ask(): pass\n"
+    program = Program(tmp_path, text[0] + others + text[2].partition("return ask\n")[2])
+    program.run("bull", WHO="bull", START="same")
+    program.edit(('return "bull"', 'return "BULL"'))
+    assert program.run(WHO="bull", START="same").endswith("BULL\n")
