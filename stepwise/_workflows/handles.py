@@ -735,13 +735,14 @@ def _wait_for_threads() -> None:
     for thread in list(_threads_held):
         while thread.is_alive():
             try:
+                if ending.by_ctrl_c:
+                    for run in list(live_runs):  # those that wait look again
+                        run.flows.change()
                 thread.join()
             except KeyboardInterrupt:
                 if ending.by_ctrl_c:  # the second Ctrl-C
                     raise
                 ending.by_ctrl_c = True
-                for run in list(live_runs):
-                    run.flows.change()
 
 
 def execute_here(

@@ -8,6 +8,7 @@ import threading
 import types
 
 import pytest
+from harness import until
 
 import stepwise
 from stepwise import RunBusyError, step, workflow
@@ -222,6 +223,30 @@ def test_ctrl_c_at_the_program(start):
     script.process.wait()
     (run,) = stepwise.runs()
     assert (run.status, [each.status for each in run.steps]) == ("interrupted", ["completed"])
+
+
+WAITS = """
+import stepwise
+from stepwise._calls import waiting
+from stepwise._execution import message_watcher
+
+waiting._LONGEST = message_watcher.SLOW_POLL = 3600.0  # the run never looks up by itself
+
+@stepwise.workflow
+def agent():
+    return stepwise.wait_for("go")
+
+agent.start().result()
+"""
+
+
+def test_ctrl_c_while_a_run_waits(start):
+    """A started run that waits is interrupted at once when a Ctrl-C has ended the program."""
+    script = start(WAITS)
+    until(lambda: [run for run in stepwise.runs() if run.counts.get("waiting")])
+    script.process.send_signal(signal.SIGINT)
+    script.process.wait()
+    assert [run.status for run in stepwise.runs()] == ["interrupted"]
 
 
 # -- inputs --------------------------------------------------------------------------------------
