@@ -33,8 +33,6 @@ _LANE, _THINNEST = 22, 8  # pixels
 _HIGH = 528  # pixels that many lanes share
 _LETTER = 0.85  # percent of the width for a letter of a label, about
 _LABEL = 20.0  # percent: the width of a label, about
-_BEFORE = {"start": 0.0, "": _LABEL / 2, "end": _LABEL}  # percent of a label left of its pause
-_EDGE = 24.0  # percent: the half of a label, on the narrowest page
 _EARLIER = 80  # attempts that are drawn, beside the last one of each step
 
 
@@ -368,10 +366,10 @@ def _labels(pauses: Iterable[Pause], rules: Rules) -> Markup:
     found, taken = list[Markup](), -_LABEL
     for pause in pauses:
         middle = pause.left + pause.width / 2
-        side = "start" if middle < _EDGE else "end" if middle > 100 - _EDGE else ""
-        begin = middle - _BEFORE[side]
+        # As much of the label is left of its pause as of the page, whose edges it never leaves.
+        begin = middle - _LABEL * middle / 100
         if pause.end is not None and begin >= taken:
             taken = begin + _LABEL
-            place = rules.at(left=f"{middle:.2f}%")
-            found.append(tag("small", pause.told, cls=f"label {side} {place}"))
+            place = rules.at(left=f"{middle:.2f}%", transform=f"translateX(-{middle:.2f}%)")
+            found.append(tag("small", pause.told, cls=f"label {place}"))
     return tag("div", found, cls="labels") if found else Markup()

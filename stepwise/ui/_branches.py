@@ -44,10 +44,14 @@ def branches_page(view: View, run: Run, found: BranchPage) -> Markup:
         f"Branches of {run.id}",
         tag("p", tag("a", "Runs", href=view.at()), " / ", tag("a", tag("code", run.id), href=here),
             cls="crumbs"),
-        tag("h1", "Branches ", tag("small", told)),
-        tag("p", found.left_out, cls="note") if found.left_out else None,
-        tag("div", grid(view, run, found), data_live="branches"),
-        tag("p", tag("a", "more branches", href=following)) if found.following else None,
+        tag(
+            "div",
+            tag("h1", "Branches ", tag("small", told)),
+            tag("p", found.left_out, cls="note") if found.left_out else None,
+            grid(view, run, found),
+            tag("p", tag("a", "more branches", href=following)) if found.following else None,
+            data_live="branches",
+        ),
         live=view.at("runs", run.id, "live"),
     )  # fmt: skip
 

@@ -97,7 +97,8 @@ class RunWatcher:
         """Yield server-sent events: one for each look that found a change.
 
         Args:
-            run_id: only changes of this run, its child runs and branches; empty for all runs.
+            run_id: only changes of this run, its child runs and branches, and of the number of
+                open matters; empty for all runs.
         """
         listener = _Listener(run_id)
         with self._lock:
@@ -142,7 +143,7 @@ class RunWatcher:
                     for each in listeners:
                         found = [i for i, s in changed.items() if each.run_id in ("", i, s.above)]
                         # A page may be older than the first look: it is loaded again once.
-                        if found or each.is_new or (not each.run_id and counted != matters):
+                        if found or each.is_new or counted != matters:
                             each.tell(() if each.is_new else found, matters)
                         each.is_new = False
                     before, counted = now, matters

@@ -61,6 +61,7 @@ def runs_page(
                  aria_describedby="words", autocomplete="off")  # fmt: skip
     words = tag("dl", [markup(tag("dt", tag("code", a)), tag("dd", b)) for a, b in _WORDS])
     asked = tag("form", search, ui.button("Search"), method="get", action=view.at(), cls="search")
+    note = tag("p", problem, cls="note", role="status") if problem else None
     found = _runs_table(view, listing) if listing else _no_runs(query)
     following = tag("a", "older runs", href=view.at(q=query, before=older)) if older else None
     return ui.shell(
@@ -69,8 +70,7 @@ def runs_page(
         tag("h1", "Runs"),
         tag("search", asked),
         tag("details", tag("summary", "what can be searched for"), words, id="words", cls="soft"),
-        tag("p", problem, cls="note", role="status") if problem else None,
-        tag("div", found, tag("p", following), data_live="runs"),
+        tag("div", note, found, tag("p", following), data_live="runs"),
         live=view.at("live"),
     )
 
@@ -182,8 +182,13 @@ def inbox_page(view: View, matters: Matters) -> Markup:
         view,
         "Inbox",
         tag("h1", "Inbox"),
-        tag("p", matters.left_out, cls="note") if matters.left_out else None,
-        tag("div", shown if matters.total else empty, cls="inbox", data_live="inbox"),
+        tag(
+            "div",
+            tag("p", matters.left_out, cls="note") if matters.left_out else None,
+            shown if matters.total else empty,
+            cls="inbox",
+            data_live="inbox",
+        ),
         live=view.at("live"),
     )
 

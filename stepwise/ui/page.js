@@ -10,9 +10,15 @@ const isField = (e) => e && /^(INPUT|TEXTAREA|SELECT)$/.test(e.tagName);
 
 // -- what a reader did to the page, which a newer page keeps -------------------------------------
 
+// What a form is about is in its hidden fields, so that a text for one question gets to no other.
+const aboutOf = (form) => form && [
+  form.getAttribute("action"), ...$$("input[type=hidden]", form).map((e) => `${e.name}=${e.value}`),
+].join("&");
+const isFold = (e) => e.tagName === "SUMMARY" || e.tagName === "DETAILS";
 const keyOf = (e) => [
-  e.tagName, e.form?.getAttribute("action"), e.id, e.name, e.type === "checkbox" ? e.value : "",
-  e.getAttribute("href"), e.tagName === "SUMMARY" || e.tagName === "DETAILS" ? e.textContent.slice(0, 80) : "",
+  e.tagName, aboutOf(isFold(e) ? $("form", e.closest("details")) : e.form), e.id, e.name,
+  e.type === "checkbox" ? e.value : "", e.matches(".slider a") ? e.textContent : e.getAttribute("href"),
+  isFold(e) ? e.textContent.slice(0, 80) : "",
 ].join("|");
 
 function numbered(elements) {
@@ -24,13 +30,18 @@ function numbered(elements) {
   });
 }
 
+// A form of which one field was filled keeps them all: a value goes to the name that it was typed for.
+const isFilled = (e) => e.tagName === "SELECT" ? [...e.options].some((o) => o.selected !== o.defaultSelected)
+  : e.value !== e.defaultValue || e.checked !== e.defaultChecked;
+const isBegun = (form) => $$("input, textarea, select", form).some(isFilled);
+
 function stateOf(root) {
-  const fields = numbered($$("input, textarea, select", root));
+  const fields = numbered($$("input, textarea, select", root)).filter(([, e]) => e.type !== "hidden" && e.type !== "range");
   const folds = numbered($$("details", root));
   const focused = numbered($$("a, button, input, textarea, select, summary", root))
     .find(([, e]) => e === document.activeElement);
   return {
-    fields: new Map(fields.filter(([, e]) => e.type !== "hidden" && e.type !== "range").map(([key, e]) => [key, [e.value, e.checked, e.defaultValue, e.defaultChecked]])),
+    fields: new Map(fields.filter(([, e]) => isBegun(e.form ?? root)).map(([key, e]) => [key, e])),
     folds: new Map(folds.map(([key, e]) => [key, e.open])),
     focused: focused?.[0],
     chosen: isField(document.activeElement) ? [document.activeElement.selectionStart, document.activeElement.selectionEnd] : null,
@@ -39,9 +50,8 @@ function stateOf(root) {
 
 function restore(root, state) {
   for (const [key, e] of numbered($$("input, textarea, select", root))) {
-    const [value, checked, before, checkedBefore] = state.fields.get(key) ?? [];
-    if (value !== undefined && value !== before) { e.value = value; }
-    if (checked !== undefined && checked !== checkedBefore) { e.checked = checked; }
+    const old = state.fields.get(key);
+    if (old) { e.value = old.value; e.checked = old.checked; }
   }
   for (const [key, e] of numbered($$("details", root))) {
     if (state.folds.has(key)) { e.open = state.folds.get(key); }
@@ -59,70 +69,98 @@ function restore(root, state) {
 // -- a newer page --------------------------------------------------------------------------------
 
 // The policy of this page refuses the style element of another one, even where it is only parsed.
-async function fetched(address) {
-  const answer = await fetch(address, { headers: { Accept: "text/html" }, credentials: "same-origin" });
-  const text = answer.ok ? await answer.text() : "";
+async function fetched(address, signal) {
+  const answer = await fetch(address, { headers: { Accept: "text/html" }, credentials: "same-origin", signal });
+  const ok = answer.ok && !answer.redirected; // to a login, say
+  const text = ok ? await answer.text() : "";
   const [all, rules] = text.match(/<style nonce="[^"]*">([^]*?)<\/style>/) ?? ["", ""];
-  return { ok: answer.ok, rules, page: new DOMParser().parseFromString(text.replace(all, ""), "text/html") };
+  return { ok, status: answer.status, rules, page: new DOMParser().parseFromString(text.replace(all, ""), "text/html") };
 }
 
+const { classList } = document.body;
+let source = null; // of events
 let goal = null; // where a reader goes, until it is shown: what changes meanwhile is asked for there
-let asking = false, again = false;
+let asking = null, again = false;
+let held = false; // a newer page waits until the reader releases a button or key
 
 async function show() {
   if (asking) { again = true; return; }
-  asking = true;
+  asking = new AbortController();
   const address = goal ?? location.href, moved = goal !== null;
   try {
-    const { ok, rules, page } = await fetched(address);
-    if (!ok) { if (moved) { location.href = address; } return; }
-    document.title = page.title;
-    const style = $("style[nonce]");
-    if (style.textContent !== rules) { style.textContent = rules; }
-    for (const [name, theirs] of live(page)) {
-      const ours = live().get(name);
-      if (!ours || html.get(name) === theirs.outerHTML) { continue; }
-      html.set(name, theirs.outerHTML);
-      const state = stateOf(ours), node = document.importNode(theirs, true);
-      ours.replaceWith(node);
-      restore(node, state);
-      if (name === "source") { toLine(); }
-    }
-    if (moved) { history.replaceState(null, "", address); }
-    if (goal === address) { goal = null; }
-    enliven();
-  } catch { document.body.classList.add("offline"); } finally {
-    asking = false;
+    const { ok, status, rules, page } = await fetched(address, asking.signal);
+    if (ok) { apply(page, rules, address, moved); }
+    else if (moved) { location.href = address; } // which says why
+    else if (status === 404) { location.reload(); } // the run was deleted
+    else { classList.add("offline"); }
+  } catch (error) { if (error.name !== "AbortError") { classList.add("offline"); } } finally {
+    asking = null;
     if (again) { again = false; show(); }
   }
 }
 
+function apply(page, rules, address, moved) {
+  if (source?.readyState === EventSource.OPEN) { classList.remove("offline"); }
+  if (goal !== null && !moved) { return; } // the reader moves, which is asked for next
+  // An element that is replaced between a press and its release gets no click.
+  held = Boolean($("[data-live]:active:not([data-live=slider])"));
+  if (held) { return; }
+  document.title = page.title;
+  const style = $("style[nonce]");
+  if (style.textContent !== rules) { style.textContent = rules; }
+  for (const [name, theirs] of live(page)) {
+    const ours = live().get(name);
+    if (!ours || html.get(name) === theirs.outerHTML) { continue; }
+    if (name === "slider" && (ours.matches(":active") || (moved && goal !== address))) { held = true; continue; } // it is ahead
+    html.set(name, theirs.outerHTML);
+    const state = stateOf(ours), node = document.importNode(theirs, true);
+    ours.replaceWith(node);
+    restore(node, state);
+    if (name === "source") { toLine(); }
+  }
+  if (moved) { history.replaceState(null, "", address); }
+  if (goal === address) { goal = null; }
+  enliven();
+}
+
+for (const released of ["pointerup", "pointercancel", "keyup"]) {
+  addEventListener(released, () => { if (held) { show(); } });
+}
+
 const events = document.body.dataset.events;
+let left = 0; // when a form was sent, whose answer is the next page
 if (events) {
-  const { classList } = document.body;
-  let source = null;
   // A browser has six connections to a server: a tab that nobody sees leaves its one to the others.
   // The first event after that is told for whatever happened meanwhile.
   const listen = () => {
     source?.close();
     if (document.hidden) { return; }
     source = new EventSource(events);
-    source.addEventListener("changed", () => { classList.remove("offline"); show(); });
+    source.addEventListener("changed", show);
     source.addEventListener("error", () => classList.add("offline"));
     source.addEventListener("open", () => classList.remove("offline"));
   };
   listen();
   document.addEventListener("visibilitychange", listen);
-  for (const leaving of ["submit", "pagehide"]) { addEventListener(leaving, () => source?.close()); }
-  setInterval(() => { if ($(".bar.started, .bar.running, .output.alive") && !document.hidden) { show(); } }, 2000);
+  addEventListener("pagehide", () => source?.close());
+  setInterval(() => {
+    if (document.hidden || Date.now() - left < 5000) { return; }
+    if (source.readyState === EventSource.CLOSED) { listen(); } // a proxy refused, or no page came
+    if (held || $("body.offline, .bar.started, .bar.running, .output.alive")) { show(); }
+  }, 2000);
 }
 
 // A second click, before the next page has come, would send a message or make a fork twice.
+const sent = new Map();
 addEventListener("submit", (event) => {
-  const form = event.target, now = Date.now();
-  if (form.method !== "post") { return; }
-  if (now - (form.dataset.sent ?? 0) < 5000) { event.preventDefault(); }
-  else { form.dataset.sent = now; }
+  const form = event.target, about = aboutOf(form), now = Date.now();
+  if (form.method === "dialog") { return; }
+  if (form.method === "post" && now - (sent.get(about) ?? 0) < 5000) { event.preventDefault(); return; }
+  sent.set(about, now);
+  left = now;
+  source?.close();
+  again = false;
+  asking?.abort(); // what is deleted now is not asked for
 });
 
 // -- the slider ----------------------------------------------------------------------------------
@@ -152,8 +190,11 @@ document.addEventListener("click", async (event) => {
     go(link.href);
   } else if (link.matches("a.whole")) {
     event.preventDefault();
-    const value = $("[data-live=value]", (await fetched(link.href)).page);
-    if (value) { link.previousElementSibling.replaceWith(document.importNode(value, true)); link.remove(); }
+    const answer = await fetched(link.href).catch(() => ({ ok: false }));
+    const value = answer.ok && $("[data-live=value]", answer.page);
+    const now = $$("a.whole").find((e) => e.href === link.href); // its part may have been replaced
+    if (!value) { location.href = link.href; }
+    else if (now) { now.previousElementSibling.replaceWith(document.importNode(value, true)); now.remove(); }
   }
 });
 
@@ -171,9 +212,13 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "?") { if (keys.open) { keys.close(); } else { keys.showModal(); } }
   else if (last === "g" && "ris".includes(event.key)) { location.href = nav["ris".indexOf(event.key)].href; }
   else if ((event.key === "ArrowLeft" || event.key === "ArrowRight") && event.target.type !== "range") {
-    const link = $(`.slider a[rel=${event.key === "ArrowLeft" ? "prev" : "next"}]`);
-    if (!link || keys.open) { return; }
-    go(link.href);
+    const range = $(".slider input[type=range]"), place = range?.value;
+    if (!range || keys.open) { return; }
+    const [rel, by] = event.key === "ArrowLeft" ? ["prev", -1] : ["next", 1];
+    // The links leave out forgotten steps; they are those of the page that is shown.
+    const link = place === range.defaultValue ? $(`.slider a[rel=${rel}]`) : null;
+    range.value = link ? new URL(link.href).searchParams.get("step") : Number(place) + by;
+    if (range.value !== place) { range.dispatchEvent(new Event("input", { bubbles: true })); }
   } else { return; }
   event.preventDefault();
 });

@@ -135,6 +135,21 @@ def test_a_page_hears_of_open_matters(store):
     asyncio.run(story())
 
 
+@pytest.mark.usefixtures("suspends")
+def test_the_page_of_a_run_hears_of_open_matters(store):
+    """The page of a run shows the number of open matters, too, and hears when that changes."""
+
+    async def story():
+        reading = await Reading(watching(store), "other").open()
+        with pytest.raises(stepwise.RunSuspended):
+            await asyncio.to_thread(waiting.options(run_id="trip"))
+        told = await reading.next()
+        assert (told["runs"], told["open"]) == ([], 1)
+        await reading.close()
+
+    asyncio.run(story())
+
+
 def test_one_watcher_looks_for_all_pages(store, monkeypatch):
     """However many pages are open, one thread looks, and it ends when the last page is closed."""
 

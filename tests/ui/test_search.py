@@ -166,3 +166,15 @@ def test_runs_with_other_ids_take_time_too(page, monkeypatch):
         agent.options(run_id=f"run {number}")(number)
     monkeypatch.setattr(_reading, "_SECONDS", -1.0)
     assert "searched 1 run;" in page.get("/?q=id:other")
+
+
+@pytest.mark.usefixtures("runs")
+def test_how_far_a_search_went_is_kept_up_to_date(page, monkeypatch):
+    """How far back a search went, and what is left out, is in the part that a change replaces."""
+    monkeypatch.setattr(_reading, "_SECONDS", -1.0)
+    for path, part, said in (
+        ("/?q=id:none", "runs", "searched 1 run;"),
+        ("/inbox", "inbox", "not read yet"),
+    ):
+        before, _, after = page.get(path).partition(f'data-live="{part}"')
+        assert (said in before, said in after) == (False, True)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,13 @@ import pytest
 HERE = pathlib.Path(__file__).parent
 BROWSER = shutil.which("chromium")
 PATIENCE = 120_000  # milliseconds; time decides nothing: what has not come by then is broken
+SERVER = """  # whose requests read to their end, however busy the machine is
+import runpy
+from stepwise.ui import _reading
+
+_reading._SECONDS = 3600.0
+runpy.run_module("stepwise", run_name="__main__", alter_sys=True)
+"""
 WITHOUT = (
     "the pages need a browser: make test-ui installs it as root; else apt-get install chromium, "
     "and pip install playwright axe-playwright-python"
@@ -55,9 +63,9 @@ class Story:
         assert program.returncode == 0
 
     @contextmanager
-    def served(self, *options):
+    def served(self, *options, port=0):
         """Serve the page of the store."""
-        command = [sys.executable, "-m", "stepwise", "ui", "--port", "0", "--no-open", *options]
+        command = [sys.executable, "-c", SERVER, "ui", "--port", str(port), "--no-open", *options]
         given = {"cwd": self.folder, "env": self.environment, "text": True}
         server = subprocess.Popen(command, stdout=subprocess.PIPE, **given)
         try:
@@ -104,10 +112,13 @@ def story(browser, tmp_path):
 
 @pytest.fixture
 def visit(browser):
-    """Open the first page of a story in a tab of its own; at the end nothing was on the console."""
+    """Open the first page of a story in a tab of its own.
+
+    At the end nothing was on the console but what was expected: ``says``.
+    """
     tabs, said = [], []
 
-    def opened(story, *, scheme="light", width=1400, javascript=True):
+    def opened(story, *, scheme="light", width=1400, javascript=True, says="$."):
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,
@@ -116,8 +127,13 @@ def visit(browser):
         tabs.append(context)
         context.set_default_timeout(PATIENCE)
         page = context.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+
+        def hear(text):
+            if not re.search(says, text):
+                said.append(text)
+
+        page.on("console", lambda message: hear(message.text))
+        page.on("pageerror", lambda error: hear(str(error)))
         page.goto(story.address)
         return page
 

@@ -69,6 +69,11 @@ def answer_ticket(ticket):
     return refund(order="A-1041", amount=120, reason=f"late delivery, see {facts['topic']}")
 
 
+@workflow
+def answer_both():
+    return stepwise.map(lambda order: refund(order, 120, "late"), ["A-1041", "A-1042"])
+
+
 @tool(side_effect=True)
 def charge(customer, amount):
     dies_once("paid")
@@ -174,6 +179,7 @@ PROGRAMS = {
     "hostile": lambda: hostile([HOSTILE, OWNED, ODD, b"\xff\x00<b>", 10**4000]),
     "killed": lambda: write_article("Tides", ["tides", "winds", "currents", "waves", "moon"]),
     "asked": lambda: answer_ticket("A-1041 came late"),
+    "asked_twice": answer_both,
     "paid": lambda: bill("ann", 42),
     "failed": lambda: summarize(["one", "two"]),
 }

@@ -5,6 +5,11 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from stepwise._display.markup import Markup, Rules, tag
+from stepwise._display.page import document
+from stepwise._display.render import sheet
+from stepwise._display.timeline import Pause, _labels
+
 
 def run_at(page, label):
     """Go from the list to the page of the newest run of a workflow."""
@@ -302,6 +307,23 @@ def test_bars_are_seen(shown, visit):
     expect(page.locator(".bar.answered")).to_have_count(7)
     expect(page.locator(".lanes > .death")).to_have_count(1)
     expect(page.locator(".labels")).to_contain_text("process died, resumed after")
+
+
+def test_a_label_fits_the_narrowest_page(browser):
+    """The label of a pause is inside of the page, wherever in the timeline its pause is."""
+    rules = Rules()
+    pauses = [Pause(percent, 0.0, 3599.0, "died") for percent in range(101)]
+    labels = tag("div", [_labels([each], rules) for each in pauses], cls="timeline")
+    style = Markup(f"<style>{sheet('basis', 'tables', 'page')}{rules.text}</style>")
+    page = browser.new_page(viewport={"width": 360, "height": 900})
+    page.set_content(document("labels", tag("main", labels), style))
+    expect(page.locator(".label")).to_have_count(101)
+    edges = page.locator(".label").evaluate_all(
+        "all => all.map((e) => e.getBoundingClientRect()).map((e) => [e.left, e.right])"
+    )
+    page.close()
+    assert min(left for left, _ in edges) >= 0
+    assert max(right for _, right in edges) <= 360
 
 
 def test_hostile_values(story, visit, accessible):
