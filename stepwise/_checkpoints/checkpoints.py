@@ -411,13 +411,17 @@ def lost_by_replay(
 def spent_so_far(store: Store, run_id: str, seal: Seal | None = None) -> Sums:
     """Return the recorded spending of a run, including records before a checkpoint."""
     seal = seal or journals.seal_for(store)
-    vault, at = Vault(store, seal, run_id), journals.Position()
+    vault, at, found = Vault(store, seal, run_id), journals.Position(), None
     for name in reversed(store.names(run_id, PREFIX)):
         loaded = load_checkpoint(vault, name)
-        if loaded is not None and journals.holds(store, seal, run_id, loaded.state.start):
+        if loaded is not None:
             at = loaded.state.start
+            found = journals.read_on(store, seal, run_id, at)
+        if found is not None:
             break
-    for _, following in journals.read(store, seal, run_id, at):
+    else:
+        at, found = journals.Position(), journals.read(store, seal, run_id)
+    for _, following in found:
         at = following
     return at.sums
 

@@ -282,12 +282,40 @@ def read(
         ConfigurationError: the records were written with another key.
     """
     at = start or Position()
-    rows = iter(store.read(run_id, after=at.last))
+    return _read(store, seal, run_id, at, iter(store.read(run_id, after=at.last)))
+
+
+def read_on(
+    store: Store, seal: Seal, run_id: str, at: Position
+) -> Iterator[tuple[records.Entry | Lost, Position]] | None:
+    """Return what :func:`read` yields after a position; ``None`` if the journal does not hold it.
+
+    The journal holds a position if it has the same record there.
+    """
+    if not at.last:
+        return read(store, seal, run_id)
+    rows = iter(store.read(run_id, after=at.last - 1))
     first = next(rows, None)
     if first is None:
+        return None
+    if first[0] == at.last:
+        with contextlib.suppress(DamagedError):
+            if seal.open(identity(run_id, at.last), first[1]).link == at.link:
+                return _read(store, seal, run_id, at, rows)
+        return None
+    branched = _branched(seal, run_id, first, at.last - 1)
+    if branched is None or read_on(store, seal, branched.base, at) is None:
+        return None
+    return _read(store, seal, run_id, at, chain((first,), rows))
+
+
+def _read(
+    store: Store, seal: Seal, run_id: str, start: Position, rows: Iterator[tuple[int, bytes]]
+) -> Iterator[tuple[records.Entry | Lost, Position]]:
+    at, first = start, next(rows, None)
+    if first is None:
         return
-    before = at
-    for shared, at in _shared(store, seal, run_id, first, before):
+    for shared, at in _shared(store, seal, run_id, first, start):
         yield shared, at
     for number, opened, _ in verified(store, seal, run_id, chain((first,), rows), at):
         entry, at = followed(at, number, opened)
@@ -430,16 +458,6 @@ def read_entries(
 def entries_of(store: Store, seal: Seal, facts: records.RunFacts) -> Iterator[records.Entry]:
     """Yield the records of a run that verify, from the first one that was not pruned on."""
     return read_entries(store, seal, facts.run_id, Position(facts.pruned, None))
-
-
-def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
-    """Return whether the journal reaches this position, with the same record there."""
-    for number, data, name in rows_of(store, seal, run_id, at.last - 1):
-        try:
-            return number == at.last and seal.open(name, data).link == at.link
-        except DamagedError:
-            return False
-    return at.last == 0
 
 
 def read_one(store: Store, seal: Seal, run_id: str, number: int) -> records.Entry | None:
@@ -880,14 +898,31 @@ class Journal:
             JournalLostError: acknowledged records of side effects are lost.
             StoreError: the run is an incomplete copy.
         """
-        self.position = start or Position()
+        place, start = (self.store, self.seal, self.run_id), start or Position()
+        marked = newest_mark(*place)  # first: its owner may write
+        return self._take(start, read(*place, start), marked, tolerant=tolerant)
+
+    def load_on(self, start: Position) -> list[records.Entry] | None:
+        """Load the records after ``start``; return ``None`` if the journal does not hold it."""
+        place = self.store, self.seal, self.run_id
+        marked, found = newest_mark(*place), read_on(*place, start)
+        return None if found is None else self._take(start, found, marked, tolerant=False)
+
+    def _take(
+        self,
+        start: Position,
+        found: Iterable[tuple[records.Entry | Lost, Position]],
+        marked: Mark,
+        *,
+        tolerant: bool,
+    ) -> list[records.Entry]:
+        self.position = start
         self.lost = []
         self.tail = self.unknown_effects = 0
         self._other = False
         self._tolerant = tolerant
-        marked = newest_mark(self.store, self.seal, self.run_id)  # first: its owner may write
         entries: list[records.Entry] = []
-        for entry, at in read(self.store, self.seal, self.run_id, start):
+        for entry, at in found:
             self.position = at
             if isinstance(entry, Lost):
                 self.lost.append(entry.number)
@@ -905,7 +940,7 @@ class Journal:
             self._refuse_half()
         self._compare_marks(marked)
         if self.lost or self.tail:
-            self._assess(entries, start or Position(), marked)
+            self._assess(entries, start, marked)
         return entries
 
     def count(self, entry: records.Entry) -> None:

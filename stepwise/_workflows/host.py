@@ -212,7 +212,7 @@ class HostedRun(OpenedRun):
             )
 
         journal = self.active.journal
-        found = newest_that_holds(journal, checkpoints, load=journal.load, damaged=damaged)
+        found = newest_that_holds(journal, checkpoints, load=journal.load_on, damaged=damaged)
         if found is None:
             return None
         checkpoint, state, entries = found
@@ -484,10 +484,12 @@ class RunPieces:
     def find(self, store: Store, name: str, digest_: str) -> Entry | None:
         """Return the newest record of a completed piece, or ``None`` if there is none."""
         seal = journals.seal_for(store)
-        if store is not self._store or not journals.holds(store, seal, self._run_id, self._at):
+        same = store is self._store
+        following = journals.read_on(store, seal, self._run_id, self._at) if same else None
+        if following is None:
             self._forget()  # another journal has replaced the known one
-            self._store = store
-        for entry, at in journals.read(store, seal, self._run_id, self._at):
+            self._store, following = store, journals.read(store, seal, self._run_id)
+        for entry, at in following:
             self._at = at
             if isinstance(entry, Entry):
                 self._entries.append(self._slim(entry))

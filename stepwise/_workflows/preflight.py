@@ -341,11 +341,11 @@ class _Examined:
             why = f"the variables at {state.where} cannot be loaded ({loadable.fails})"
             fits.refuse(loaded, why)
 
-    def _load(self, position: journals.Position) -> list[Entry]:
+    def _load(self, position: journals.Position) -> list[Entry] | None:
         """Return the records after a position, with what the start itself would record first."""
-        entries = self.journal.load(position)
+        entries = self.journal.load_on(position)
         again = forgotten_by(self.edits)
-        if again is not None:
+        if entries is not None and again is not None:
             entries.append(Entry(self.journal.position.last + 1, again, b""))
         return entries
 
@@ -356,7 +356,7 @@ class _Examined:
         kept = Checkpoints(self.journal, "all", 0).load()
         states = ((each.state, each.state) for each in kept if not isinstance(each, str))
         found = newest_that_holds(
-            self.journal, states, load=self.journal.load, damaged=lambda _: None
+            self.journal, states, load=self.journal.load_on, damaged=lambda _: None
         )
         return found is not None and (taken is None or found[0].journal[0] > taken.journal[0])
 
@@ -377,7 +377,7 @@ class _Examined:
         if refusal is not None:
             return self._made("refuses", why=str(refusal))
         lost = self._has_lost(fits, None)
-        entries = self._load(journals.Position())
+        entries = self._load(journals.Position()) or []
         pool = pool_of(entries, set())
         done = sum(each.answers for each in pool.all)
         self._look_at(pool)
