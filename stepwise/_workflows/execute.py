@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from stepwise import errors
 from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import Core, Result, drive
-from stepwise._calls.steps import look_at_code_again
 from stepwise._checkpoints.given import Surroundings
 from stepwise._execution import active_run
 from stepwise._execution.outcomes import encode_changed, record_arguments, surroundings
+from stepwise._execution.process_memory import look_at_code_again
 from stepwise._execution.tasks import carrier, drain, end_if_drained, joins, look_again, tasks_of
 from stepwise._journal.journal import Position, facts_of, read_entries
 from stepwise._journal.projection import Calls

@@ -29,14 +29,19 @@ from typing import Any
 from stepwise._calls.async_driver import adrive, aresume
 from stepwise._calls.call import Performance, fail_attempt, left_by
 from stepwise._calls.driver import Core, Result, at_once, drive, start
-from stepwise._calls.steps import Step, is_defined_now, known_steps, step_of, steps_around
+from stepwise._calls.steps import Step, step_of
 from stepwise._checkpoints.checkpoints import ClassicRetention, State
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope, scope_variable
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.location import Locator, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome
-from stepwise._execution.process_memory import memory
+from stepwise._execution.process_memory import (
+    is_defined_now,
+    known_steps,
+    memory,
+    steps_around,
+)
 from stepwise._execution.tasks import warn_if_unseen
 from stepwise._execution.waits import Taken
 from stepwise._identity.call_parts import HeldParts

@@ -19,13 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepwise._calls.edited import EditedStep, asks
-from stepwise._calls.edits import edits_in, forgotten_by
-from stepwise._calls.steps import defined_steps
+from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
 from stepwise._execution.outcomes import ABOUT
-from stepwise._execution.process_memory import known_workflow
+from stepwise._execution.process_memory import defined_steps, known_workflow
 from stepwise._identity.following import versions_of
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of

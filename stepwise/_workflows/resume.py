@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from stepwise._calls.steps import is_defined_now, known_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State, lost_by_replay
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.process_memory import command as process_command
+from stepwise._execution.process_memory import is_defined_now, known_steps
 from stepwise._execution.waits import Taken
 from stepwise._journal.journal import Journal, Position, is_begun, is_ready, stream_name
 from stepwise._journal.projection import (
