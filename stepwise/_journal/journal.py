@@ -273,9 +273,11 @@ class Lost(NamedTuple):
     number: int
 
 
-def read(
-    store: Store, seal: Seal, run_id: str, start: Position | None = None
-) -> Iterator[tuple[records.Entry | Lost, Position]]:
+Reading = Iterator[tuple[records.Entry | Lost, Position]]
+"""Records after a position, each with the position after it."""
+
+
+def read(store: Store, seal: Seal, run_id: str, start: Position | None = None) -> Reading:
     """Yield the verified records after a position, each with the journal's position after it.
 
     Raises:
@@ -285,9 +287,7 @@ def read(
     return _read(store, seal, run_id, at, iter(store.read(run_id, after=at.last)))
 
 
-def read_on(
-    store: Store, seal: Seal, run_id: str, at: Position
-) -> Iterator[tuple[records.Entry | Lost, Position]] | None:
+def read_on(store: Store, seal: Seal, run_id: str, at: Position) -> Reading | None:
     """Return what :func:`read` yields after a position; ``None`` if the journal does not hold it.
 
     The journal holds a position if it has the same record there.
@@ -311,7 +311,7 @@ def read_on(
 
 def _read(
     store: Store, seal: Seal, run_id: str, start: Position, rows: Iterator[tuple[int, bytes]]
-) -> Iterator[tuple[records.Entry | Lost, Position]]:
+) -> Reading:
     at, first = start, next(rows, None)
     if first is None:
         return
@@ -350,7 +350,7 @@ def beginning_of_branch(
 
 def _shared(
     store: Store, seal: Seal, run_id: str, first: tuple[int, bytes], at: Position
-) -> Iterator[tuple[records.Entry | Lost, Position]]:
+) -> Reading:
     """Yield the records after a position that a branch shares, as the branch has them.
 
     They are verified as records of its base.  The chain goes on in the branch: its first own
@@ -898,30 +898,20 @@ class Journal:
             JournalLostError: acknowledged records of side effects are lost.
             StoreError: the run is an incomplete copy.
         """
-        place, start = (self.store, self.seal, self.run_id), start or Position()
+        place, self._tolerant = (self.store, self.seal, self.run_id), tolerant
         marked = newest_mark(*place)  # first: its owner may write
-        return self._take(start, read(*place, start), marked, tolerant=tolerant)
+        return self._take(start or Position(), marked, read(*place, start))
 
     def load_on(self, start: Position) -> list[records.Entry] | None:
         """Load the records after ``start``; return ``None`` if the journal does not hold it."""
-        place = self.store, self.seal, self.run_id
+        place, self._tolerant = (self.store, self.seal, self.run_id), False
         marked, found = newest_mark(*place), read_on(*place, start)
-        return None if found is None else self._take(start, found, marked, tolerant=False)
+        return None if found is None else self._take(start, marked, found)
 
-    def _take(
-        self,
-        start: Position,
-        found: Iterable[tuple[records.Entry | Lost, Position]],
-        marked: Mark,
-        *,
-        tolerant: bool,
-    ) -> list[records.Entry]:
-        self.position = start
-        self.lost = []
+    def _take(self, start: Position, marked: Mark, found: Reading) -> list[records.Entry]:
+        self.position, self.lost, entries = start, [], list[records.Entry]()
         self.tail = self.unknown_effects = 0
         self._other = False
-        self._tolerant = tolerant
-        entries: list[records.Entry] = []
         for entry, at in found:
             self.position = at
             if isinstance(entry, Lost):
@@ -936,7 +926,7 @@ class Journal:
         self._begin_chain()
         known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]
-        if not tolerant and self.position.last:
+        if not self._tolerant and self.position.last:
             self._refuse_half()
         self._compare_marks(marked)
         if self.lost or self.tail:

@@ -686,7 +686,7 @@ def _take_up(
     if call.timeout is not None:
         active.steering.limit(call.timeout)
     if began is not None:
-        active.written([1], began)
+        active.summary.note([1], (began,))
     return active, before, is_new
 
 
