@@ -819,7 +819,7 @@ def test_the_key_file_is_made_at_first_use(home, mode):
     before = os.umask(0)
     try:
         if mode != 0o700:
-            home.mkdir()
+            home.mkdir(parents=True)
             home.chmod(mode)
         seal = load_seal()
     finally:
@@ -852,7 +852,7 @@ def test_a_key_that_others_can_have_written(home, monkeypatch, name, mode):
 
 def test_a_home_that_others_can_write_gets_no_key(home):
     """No key is made in a folder in which others could replace it, and only that is shown."""
-    home.mkdir()
+    home.mkdir(parents=True)
     home.chmod(0o777)
     with pytest.raises(ConfigurationError, match="others may write to it") as caught:
         load_seal()
@@ -929,7 +929,7 @@ def test_racing_threads_make_one_key(home):
 )
 def test_a_damaged_key_file(home, content):
     """A damaged key file is named, and is not replaced by a new one; a FIFO is not waited for."""
-    home.mkdir()
+    home.mkdir(parents=True)
     (home / "key").write_bytes(content)
     with pytest.raises(ConfigurationError, match="is damaged") as caught:
         load_seal()
