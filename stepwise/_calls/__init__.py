@@ -2,7 +2,7 @@
 
 The modules, each importing only from those before it::
 
-    ray_executor doubt edited driver prompted call recording async_driver executors awaitables
-    waiting approvals branching rate_limits limited cached emitting streams steps edits parallel
+    ray_executor doubt edits driver prompted call async_driver executors awaitables
+    waiting approvals branching rate_limits limited cached emitting streams steps parallel
     compensation
 """

@@ -36,7 +36,7 @@ from stepwise._execution.outcomes import settled
 from stepwise._execution.waits import waits
 from stepwise._identity import identity
 from stepwise._journal.inbox import Message
-from stepwise._journal.journal import Position, read_entries
+from stepwise._journal.journal import entries_of
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Answered, Call, Refused, Waiting
 from stepwise._journal.run_facts import Asked, Questions
@@ -604,8 +604,7 @@ def _asked_before(
         asked = Asked(wait, recorded.origin.payload, recorded.answer)
         return asked if wait.kind == "approval" and wait.ticket else None
     journal = active.journal
-    start = Position(active.facts.pruned, None)
-    known = Questions(read_entries(journal.store, journal.seal, active.run_id, start))
+    known = Questions(entries_of(journal.store, journal.seal, active.facts))
     last = known.asked.get(recorded.call.number)
     yes = last is not None and last.answer is not None and last.answer.approved
     return last if yes else None

@@ -219,5 +219,5 @@ async def _write(operation: Write) -> Result:
         cancelled = error
     if share.error is not None:
         return Result(error=share.error)
-    operation.run.written(share.numbers, operation.item)
+    operation.run.summary.note(share.numbers, (operation.item,))
     return Result(share.numbers[0], cancelled)

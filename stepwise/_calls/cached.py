@@ -17,9 +17,8 @@ from types import FunctionType, ModuleType
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from stepwise._calls.call import record_outcome
+from stepwise._calls.call import RecordingCall, record_outcome
 from stepwise._calls.driver import Core, Result
-from stepwise._calls.recording import RecordingCall, record_arguments
 from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Origin
@@ -196,7 +195,7 @@ class CachedCall:
             return None  # type: ignore[return-value]
         made = cast("Any", self)
         if isinstance(self, RecordingCall):
-            record_arguments(self, call)
+            self.record_arguments(call)
         made.takes_off(call)
         try:
             inner = Scope(active, call, (*scope.around, call.number), 0, scope.branch, scope)

@@ -464,9 +464,6 @@ def record_failure(
 # -- perform --------------------------------------------------------------------------------------
 
 
-DECORATED = "__stepwise_step__"
-"""The attribute of a decorated function that holds its step."""
-
 PATIENCE = 1.0  # seconds without any change in the run after which a blocked call raises
 _NOTHING: Mapping[str, Any] = {}
 
@@ -885,7 +882,7 @@ class Performance:
         elif verdict is Verdict.CHANGED:
             _warn_changed(call, recorded)
         if look is None and call.code != recorded.call.code and call.name == recorded.call.name:
-            from stepwise._calls.edited import runs_again  # on use: few steps are edited
+            from stepwise._calls.edits import runs_again  # on use: few steps are edited
 
             if runs_again(self.scope.run, self.performer, recorded):
                 return None
@@ -1180,6 +1177,26 @@ class Performance:
 def mixed(mixin: type, kind: Any) -> Any:
     """Return the class of calls of this kind that also do what the mixin does."""
     return type(f"{mixin.__name__.strip('_')}{kind.__name__}", (mixin, kind), {})
+
+
+class RecordingCall:
+    """The mixin of calls whose arguments are recorded in full, for people who look at the run."""
+
+    def conduct(self, call: Call, origin: Origin, match: Match) -> Core:
+        """Record the arguments, make the call, and record its outcome."""
+        self.record_arguments(call)
+        kind: Any = super()
+        result: Result = yield from kind.conduct(call, origin, match)
+        return result
+
+    def record_arguments(self, call: Call) -> None:
+        """Record the arguments of a call as it begins."""
+        from stepwise._execution.inputs import record_inputs_of  # on use: few calls ask for it
+
+        made: Any = self
+        performer = made.performer
+        given, function = performer.inputs(made.bound), getattr(performer, "function", None)
+        record_inputs_of(made.scope.run, call.number, given, performer.hiding, function)
 
 
 def _lost(active: ActiveRun, recorded: RecordedCall) -> float:

@@ -1,26 +1,172 @@
-"""Results that another version of a step has recorded: found, reported, kept or made again.
+"""Steps that have changed since they recorded results: found, reported, asked about, made again.
 
-A run that resumes has them in its variables, or as answers of the journal; a completed run answers
-as a whole.  So the versions are compared when a run is taken up, not only call by call.
+A run that resumes has such results in its variables, or as answers of the journal; a completed run
+answers as a whole.  So the versions are compared when a run is taken up, not only call by call.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stepwise._calls.edited import EditedStep, asks, is_of, tell
-from stepwise._calls.steps import defined_steps
+from stepwise._execution.process_memory import defined_steps, memory
 from stepwise._identity.versions import Version, changed
 from stepwise._journal.journal import facts_of, read_entries, recorded_versions
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
 from stepwise._journal.records import CODE, Forgotten, RecordedVersion
 from stepwise._journal.seal import Seal
+from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.messages import count, notice, reports, shell_word
+from stepwise.errors import CodeChangedError
 from stepwise.stores import Store
 
 if TYPE_CHECKING:
     from stepwise._execution.active_run import ActiveRun
+
+
+class EditedStep(NamedTuple):
+    """A step that has changed since it recorded results.
+
+    Args:
+        recorded: the version that recorded them.
+        step: the step as it is now.
+        differs: the parts that differ.
+        calls: the recorded calls whose results are in use; none of a child run.
+        again: numbers of the calls that ``rerun`` drops: these, and the steps around them; empty
+            if a side effect around them or a pruned journal keeps the results.
+    """
+
+    recorded: RecordedVersion
+    step: Any
+    differs: tuple[str, ...]
+    calls: tuple[RecordedCall, ...] = ()
+    again: tuple[int, ...] = ()
+
+    @property
+    def chosen(self) -> str:
+        """``keep``, ``rerun`` or ``ask``, as the step or the configuration has it."""
+        chosen: str = self.step.on_changed or settings.on_changed()
+        return chosen
+
+    @property
+    def policy(self) -> str:
+        """The policy for the results; a side effect never runs again by itself."""
+        is_fixed = self.step.effect or not self.again
+        return "keep" if self.chosen == "rerun" and is_fixed else self.chosen
+
+    @property
+    def is_kept(self) -> bool:
+        """True if a person said that the results stay in use under this version."""
+        return bool(self.recorded.kept) and self.recorded.used_by == self.step.code
+
+    @property
+    def text(self) -> str:
+        """The step and its changed parts, in words."""
+        source = self.step.source
+        place = f" ({os.path.basename(source.filename)}:{source.first_line})" if source else ""
+        return (
+            f"{self.step.kind} {self.step.name}{place} has changed since its result was recorded "
+            f"({'; '.join(self.differs)})"
+        )
+
+
+def is_of(call: RecordedCall, version: RecordedVersion) -> bool:
+    """Return whether a version of a step made a call."""
+    return (call.call.name, call.call.code) == (version.name, version.id)
+
+
+@reports
+def tell(run_id: str, edits: Iterable[EditedStep]) -> None:
+    """Report the results of older versions that a run uses, once for each step and run."""
+    for each in _by_step(edits):
+        if memory.is_first(f"{run_id} {each.recorded.key} {each.step.code}"):
+            notice(f"{run_id}: {each.text}: {_used(each)}")
+
+
+def _by_step(edits: Iterable[EditedStep]) -> list[EditedStep]:
+    """Return one edit for each step, of all its older versions."""
+    found: dict[Any, EditedStep] = {}
+    for each in edits:
+        known = found.get(each.step, each)
+        differs = (*dict.fromkeys((*known.differs, *each.differs)),)
+        more = each if known is not each else each._replace(calls=(), again=())
+        calls, again = (*known.calls, *more.calls), (*known.again, *more.again)
+        found[each.step] = known._replace(differs=differs, calls=calls, again=again)
+    return [*found.values()]
+
+
+def _used(edit: EditedStep) -> str:
+    children = sum(bool(each.call.child) for each in edit.calls)
+    own = len(edit.calls) - children
+    results = [count(own, "recorded result")] if own else []
+    results += [f"the results in {count(children, 'completed child run')}"] if children else []
+    results = results or ["pruned results"]
+    used = f"{' and '.join(results)} {'is' if len(edit.calls) == own == 1 else 'are'}"
+    if edit.policy == "rerun":
+        return f"{used} not used, it runs again"
+    if edit.step.effect or edit.is_kept:
+        return f"{used} used"
+    if edit.chosen == "rerun":
+        return f"{used} used: a recorded call around or inside, or a pruned journal, keeps it"
+    return f'{used} used; on_changed="rerun" runs it again'
+
+
+def runs_again(active: ActiveRun, step: Any, recorded: RecordedCall) -> bool:
+    """Return whether a call runs although a record of an older version answers it; else report it.
+
+    Steps that exist only while their run is executed are compared here: those that the workflow
+    makes, and the nodes of a graph.  A result with recorded calls inside it stays in use.
+
+    Raises:
+        CodeChangedError: the run has to ask what becomes of the result.
+    """
+    store, seal = active.journal.store, active.journal.seal
+    if not (step.code and recorded.call.code):
+        return False
+    found = recorded_versions(store, seal, active.run_id, recorded.call.code)
+    for version in found:
+        if (version.name, version.child) != (recorded.call.name, ""):
+            continue
+        calls = (recorded, *(each for each in active.pool.all if is_of(each, version)))
+        again = recorded.outcome is not None and not recorded.outcome.inner
+        numbers = (recorded.call.number,) if again else ()
+        edit = EditedStep(version, step, changed(version.parts, step.version.parts), calls, numbers)
+        if not edit.differs:
+            continue
+        if edit.policy == "rerun":
+            return True
+        used = version._replace(used_by=step.code, differs=edit.differs)
+        active.journal.put_with_next(used.key, [*used], b"")
+        error = asks(active.run_id, [edit])
+        if error is not None:
+            raise error
+        tell(active.run_id, [edit])
+    return False
+
+
+def asks(run_id: str, edits: Iterable[EditedStep]) -> CodeChangedError | None:
+    """Return the error of a run that asks what to do with results of older versions."""
+    asked = [each for each in edits if each.policy == "ask" and not each.is_kept]
+    if not asked:
+        return None
+    run, lines = shell_word(run_id), [f"run {run_id!r} does not go on, as on_changed='ask' says:"]
+    for each in _by_step(asked):
+        lines.append(f"  {each.text}")
+        made = [recorded.call for recorded in each.calls[:5]]
+        lines += [f"    step {call.number}  {call.name}({call.arguments})" for call in made]
+    lines.append("Say what becomes of the recorded results, and run the program again:")
+    for each in _by_step(asked):
+        answer = f"  stepwise resolve {run} {shell_word(each.step.name)}"
+        lines.append(f"{answer} --same       (they stay in use)")
+        can_run = each.again and not each.step.effect
+        lines += [f"{answer} --another    (it runs again)"] if can_run else []
+    return CodeChangedError("\n".join(lines), run_id=run_id)
+
+
+# -- as a run is taken up -------------------------------------------------------------------------
 
 
 def edits_in(

@@ -10,7 +10,7 @@ from stepwise._calls.call import admit_attempt
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope, debugged
 from stepwise._execution.emissions import Emissions
 from stepwise._execution.tasks import warn_if_unseen
-from stepwise._journal.journal import Position, is_begun, read_entries, stream_name
+from stepwise._journal.journal import entries_of, is_begun, stream_name
 from stepwise._journal.projection import Calls, RecordedCall
 from stepwise._runtime.messages import fold, notice
 from stepwise._runtime.options import check_stream
@@ -77,7 +77,7 @@ def emissions_of(run: ActiveRun) -> Emissions:
     """Return the emissions of a run; its first emission begins them."""
     if run.emissions is None:
         with run.lock:
-            if run.emissions is None:
+            if run.emissions is None and is_begun(run.journal.store, stream_name(run.run_id)):
                 take_over(run, (), replays=False)
             if run.emissions is None:
                 run.emissions = Emissions(run.journal, run.codec, run.in_flight)
@@ -85,21 +85,18 @@ def emissions_of(run: ActiveRun) -> Emissions:
 
 
 def take_over(run: ActiveRun, state: Sequence[Any], *, replays: bool) -> None:
-    """Continue the streams of a run where earlier processes left them.
+    """Continue the streams of a run, which has some, where earlier processes left them.
 
     Args:
         state, replays: see :meth:`.Emissions.take_over`.
     """
-    journal = run.journal
-    store, seal, run_id = journal.store, journal.seal, run.run_id
-    if is_begun(store, stream_name(run_id)):
-        calls: Iterable[RecordedCall] = run.pool.all
-        if not replays:
-            calls = Calls(read_entries(store, seal, run_id, Position(run.facts.pruned, None)))
-        answering = set[int]()
-        for each in calls:
-            if each.answers:
-                answering.update((each.call.number, *(each.outcome.inner if each.outcome else ())))
-        found = run.emissions or Emissions(journal, run.codec, run.in_flight)
-        found.take_over(state, answering, replays=replays)
-        run.emissions = found
+    journal, answering = run.journal, set[int]()
+    calls: Iterable[RecordedCall] = run.pool.all
+    if not replays:
+        calls = Calls(entries_of(journal.store, journal.seal, run.facts))
+    for each in calls:
+        if each.answers:
+            answering.update((each.call.number, *(each.outcome.inner if each.outcome else ())))
+    found = run.emissions or Emissions(journal, run.codec, run.in_flight)
+    found.take_over(state, answering, replays=replays)
+    run.emissions = found

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepwise import errors
-from stepwise._calls.call import DECORATED
 from stepwise._calls.driver import (
     Attempt,
     Operation,
@@ -42,6 +41,7 @@ from stepwise._runtime import tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import RemoteTraceback
 from stepwise._values import codec
+from stepwise._values.digest import DECORATED
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future

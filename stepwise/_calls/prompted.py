@@ -9,7 +9,7 @@ from stepwise._calls.driver import Attempt, Core, Result
 from stepwise._execution.active_run import ActiveRun
 from stepwise._execution.replaying import Replay
 from stepwise._execution.viewer import view
-from stepwise._journal.journal import Position, read_entries
+from stepwise._journal.journal import entries_of
 from stepwise._journal.projection import Calls
 from stepwise._runtime.messages import notice
 from stepwise.errors import OutsideRunError
@@ -28,9 +28,7 @@ def typed(active: ActiveRun, look: Replay, name: str, digest: str, attempt: Atte
         notice(f"{name} is executed outside of the run, and not recorded")
         return (yield attempt)
     journal = active.journal
-    entries = read_entries(
-        journal.store, journal.seal, active.run_id, Position(active.facts.pruned, None)
-    )
+    entries = entries_of(journal.store, journal.seal, active.facts)
     made = [each for each in Calls(entries) if (each.call.name, each.call.digest) == (name, digest)]
     for recorded in reversed(made):
         if recorded.answers:

@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, overload
 from weakref import WeakKeyDictionary
 
 from stepwise._calls.awaitables import hand_out, made_by
-from stepwise._calls.call import DECORATED, Performance, Performer, mixed
+from stepwise._calls.call import Performance, Performer, RecordingCall, mixed
 from stepwise._calls.driver import Core, Unfinished, drive, drive_on, resume, start
 from stepwise._execution.account import SPENDS
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
-from stepwise._execution.process_memory import name_truly
+from stepwise._execution.process_memory import name_truly, register_step
 from stepwise._execution.tasks import refuse_beside_branch, warn_if_unseen
 from stepwise._identity.identity import FUNCTION, Key, Parameters, captured, label_of
-from stepwise._identity.module_names import canonical_module, holds_name
+from stepwise._identity.module_names import canonical_module
 from stepwise._identity.versions import Version
-from stepwise._journal.records import WAITS, Call
+from stepwise._journal.records import Call
 from stepwise._matching.in_flight import Watched
 from stepwise._matching.subjects import Identity, Subjects
 from stepwise._rewrite.source import Source, capture
@@ -43,6 +42,7 @@ from stepwise._runtime.settings import Cache
 from stepwise._runtime.system_limits import stopped
 from stepwise._values.codec import Codec, Encoded
 from stepwise._values.data import returned_type
+from stepwise._values.digest import DECORATED
 from stepwise._values.preview import Redact
 from stepwise._values.trees import ATOMS, found_at
 from stepwise.errors import ConfigurationError, NotRecordableError, RunWarning
@@ -156,39 +156,13 @@ Approve = Union[bool, Callable[..., Any]]
 OnChanged = Union[Literal["keep", "rerun", "ask"], None]
 Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 
-known_steps: set[tuple[str, ...]] = {
-    (WAITS, f"{WAITS}.{name}") for name in ("sleep", "sleep_until", "wait_for", "approve")
-}
-"""The steps that this program has defined: (module, name), and (module, name, qualified name)."""
-
-_roots: dict[tuple[str, str], set[str]] = {}
-"""The root names under which a module holds the functions behind its steps of one name.
-
-A root name is empty if the module need not hold the function: a factory made it, or it has another
-name.
-"""
-
 compensated_tools: dict[tuple[str, str], Step] = {}
 """The defined steps that have a compensation."""
-
-_siblings: dict[tuple[str, str], set[weakref.ref[Step]]] = {}
-"""Weak references to the live steps of one name and qualified name: made by a factory or a loop."""
 
 _lambdas: WeakKeyDictionary[ActiveRun, dict[tuple[str, str], CodeType]] = WeakKeyDictionary()
 """The code of the lambda steps that each run has called, by module and name."""
 
 _NOTHING = object()  # not None, which is the result of a decorator that forgot its return
-
-
-def is_defined_now(module: str, name: str) -> bool:
-    """Return whether this program defines a step of that name now.
-
-    A step whose function is no longer in its module was renamed or removed while the program ran
-    (the module was loaded again), and does not count.
-    """
-    if (module, name) not in known_steps:
-        return False
-    return any(not root or holds_name(module, root) for root in _roots.get((module, name), ("",)))
 
 
 class Step(Performer):
@@ -279,8 +253,6 @@ class Step(Performer):
 
             kind = ApprovedCall
         if records:
-            from stepwise._calls.recording import RecordingCall  # on use: few ask for it
-
             kind = mixed(RecordingCall, kind)
         if self.limit is not None:
             from stepwise._calls.limited import LimitedCall  # on use: few steps are limited
@@ -337,12 +309,7 @@ class Step(Performer):
         code = getattr(self.function, "__code__", None)
         is_held = code is not None and code.co_name == (inner.rpartition(".")[2] or root)
         root = root if is_held and "<" not in self.qualname else ""
-        _roots.setdefault((self.module, self.name), set()).add(root)
-        known_steps.add((self.module, self.name))
-        known_steps.add((self.module, self.name, self.qualname))
-        # Each call asks for the number of siblings, which a WeakSet computes in Python.
-        self._siblings = _siblings.setdefault((self.name, self.qualname), set())
-        self._siblings.add(weakref.ref(self, self._siblings.discard))
+        self._siblings = register_step(self, root)
         if self.compensate is not None:
             compensated_tools[self.module, self.name] = self
 
@@ -719,37 +686,6 @@ def step_of(function: object) -> Step | None:
     """Return the step behind a function decorated with ``@step`` or ``@tool``, or None."""
     found = getattr(function, DECORATED, None)
     return found if isinstance(found, Step) else None
-
-
-def defined_steps(module: str, name: str) -> list[Step]:
-    """Return the live steps of a name; only those that their module still holds, if there are any.
-
-    Args:
-        module: the module of the steps.  A file that is imported now may have been started then.
-    """
-    live = [
-        each
-        for (named, _), references in [*_siblings.items()]
-        if named == name
-        for each in [reference() for reference in [*references]]
-        if each is not None and (each.module == module or "__main__" in (each.module, module))
-    ]
-    held = [each for each in live if step_of(found_at(each.module, each.qualname)) is each]
-    return held or live
-
-
-def look_at_code_again() -> None:
-    """Make the versions of all steps anew: a notebook may have defined again what they read."""
-    for references in [*_siblings.values()]:
-        for step in filter(None, [reference() for reference in [*references]]):
-            vars(step).pop("version", None)
-            vars(step).pop("code", None)
-
-
-def steps_around(function: object) -> list[Step]:
-    """Return the steps whose body is this undecorated function."""
-    live = [reference() for each in list(_siblings.values()) for reference in [*each]]
-    return [each for each in live if each is not None and each.function is function]
 
 
 def _inside(held: Any) -> Any:

@@ -8,6 +8,7 @@ after it verified.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from stepwise._checkpoints.references import (
@@ -295,11 +296,10 @@ class Checkpoints:
         journal, calls = self._journal, state.calls
         beside = journals.names_beside(journal.store, journal.run_id)
         if beside and oldest in self._names:
-            vault = Vault(journal.store, journal.seal, journal.run_id)
-            try:
-                calls = State(*vault.open(oldest).header).calls
-            except DamagedError:
+            opened = _open(Vault(journal.store, journal.seal, journal.run_id), oldest)
+            if opened is None:
                 return []
+            calls = opened[0].calls
         return [name for name, call in beside.items() if call <= calls]
 
     def _behind(self, kept: list[str], state: State) -> int:
@@ -376,14 +376,19 @@ def sealed(
 
 def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
     """Return the checkpoint of that name, or ``None`` if it does not verify."""
+    opened = _open(vault, name)
+    if opened is None or not vault.holds(Needs.of(opened[0].needs)):
+        return None
+    return Loaded(name, *opened, vault)
+
+
+def _open(vault: Vault, name: str) -> tuple[State, bytes] | None:
+    """Return the state and the payload of a checkpoint, or ``None`` if it does not verify."""
     try:
         opened = vault.open(name)
-        state = State(*opened.header)
+        return State(*opened.header), opened.payload
     except (DamagedError, TypeError):
         return None
-    if not vault.holds(Needs.of(state.needs)):
-        return None
-    return Loaded(name, state, opened.payload, vault)
 
 
 def lost_by_replay(
@@ -411,13 +416,14 @@ def lost_by_replay(
 def spent_so_far(store: Store, run_id: str, seal: Seal | None = None) -> Sums:
     """Return the recorded spending of a run, including records before a checkpoint."""
     seal = seal or journals.seal_for(store)
-    vault, at = Vault(store, seal, run_id), journals.Position()
-    for name in reversed(store.names(run_id, PREFIX)):
-        loaded = load_checkpoint(vault, name)
-        if loaded is not None and journals.holds(store, seal, run_id, loaded.state.start):
-            at = loaded.state.start
+    vault, names = Vault(store, seal, run_id), store.names(run_id, PREFIX)
+    loaded = (load_checkpoint(vault, name) for name in reversed(names))
+    starts = (each.state.start for each in loaded if each is not None)
+    for at in chain(starts, (journals.Position(),)):  # every journal holds its beginning
+        found = journals.read_on(store, seal, run_id, at)
+        if found is not None:
             break
-    for _, following in journals.read(store, seal, run_id, at):
+    for _, following in found or ():
         at = following
     return at.sums
 
@@ -460,10 +466,8 @@ class _Chunks:
 
     def _needed(self, name: str) -> Needs:
         """Return the references of a checkpoint; empty if the checkpoint does not verify."""
-        try:
-            return Needs.of(State(*self._vault.open(name).header).needs)
-        except DamagedError:
-            return Needs()
+        opened = _open(self._vault, name)
+        return Needs.of(opened[0].needs) if opened is not None else Needs()
 
     def unneeded(self, name: str, needs: Needs, kept: list[str], *, pruning: bool) -> list[str]:
         """Return the chunks that no checkpoint needs any more, now that ``name`` is the newest.

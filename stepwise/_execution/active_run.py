@@ -767,7 +767,7 @@ class ActiveRun:
         self.suspension: tuple[records.RunWait, ...] | None = None  # its waits, once it suspends
         self.steering: Steering = Steering(self, parent.steering if parent else None, is_new=is_new)
         self.is_first = Once()  # for notices about this run
-        self._summary = SummaryKeeper(journal)
+        self.summary = SummaryKeeper(journal)
         self.lock = threading.RLock()
         self.pid = os.getpid()
         self._is_live(live_runs.add)
@@ -1038,18 +1038,10 @@ class ActiveRun:
             if self.emissions is not None and self.emissions.precede(items):
                 self.emissions.flush()
             numbers = self.journal.append(*items, durable=durable, head=head)
-            self._summary.note(numbers, items)
+            self.summary.note(numbers, items)
             return numbers
         except errors.RunStopped as error:
             raise self.stop(error) from error.__cause__
-
-    def tally(self, *added: records.Record) -> records.Tally | None:
-        """Return what listings show of the run once its attempt ends with these records."""
-        return self._summary.closing(*added)
-
-    def written(self, numbers: list[int], *items: tuple[records.Record, Data]) -> None:
-        """Add records to the summary after they were written under these numbers."""
-        self._summary.note(numbers, items)
 
     def tell(
         self,
@@ -1130,7 +1122,7 @@ class ActiveRun:
             end=self.journal.position.last + len(items),
             updated_at=record.at,
             cancelling="",
-            tally=self.tally(*(each for each, _ in items)),
+            tally=self.summary.closing(*(each for each, _ in items)),
         )
         if error is not None and self.frame_recorder is not None:
             self.frame_recorder.run_failed(self.journal, self.facts.end, error)

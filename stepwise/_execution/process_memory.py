@@ -1,4 +1,4 @@
-"""The memory of this process: the runs that it executed, its workflows, and code edits meanwhile.
+"""The memory of this process: its runs, its workflows and steps, and code edits meanwhile.
 
 Some facts decide which run a call means and are in no store:
 
@@ -8,7 +8,7 @@ Some facts decide which run a call means and are in no store:
   means that run.
 - Which runs were executed here.
 
-A workflow is known once its decorator has run.
+A workflow or a step is known once its decorator has run.
 
 IPython's ``%autoreload`` replaces the code of functions in place, or passes old and new objects of
 a module to update rules.  It compiles methods inside a placeholder class.
@@ -26,10 +26,14 @@ from types import CodeType, FrameType
 from typing import Any
 
 from stepwise._identity.call_parts import same_code
+from stepwise._identity.module_names import holds_name
+from stepwise._journal.records import WAITS
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, kernel_shell
 from stepwise._runtime.store_urls import hide_passwords
+from stepwise._values.digest import DECORATED
+from stepwise._values.trees import found_at
 from stepwise.errors import ConfigurationError, DigestError
 
 # -- reloading ------------------------------------------------------------------------------------
@@ -229,7 +233,7 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
         return (), ""
 
 
-# -- registry -------------------------------------------------------------------------------------
+# -- workflows ------------------------------------------------------------------------------------
 
 
 Resume = Callable[..., Any]
@@ -303,3 +307,78 @@ def known_workflow(full_name: str) -> KnownWorkflow:
             "or give them names: @workflow(name=...)"
         )
     return found[0]
+
+
+# -- steps ----------------------------------------------------------------------------------------
+
+
+known_steps: set[tuple[str, ...]] = {
+    (WAITS, f"{WAITS}.{name}") for name in ("sleep", "sleep_until", "wait_for", "approve")
+}
+"""The steps that this program has defined: (module, name), and (module, name, qualified name)."""
+
+_roots: dict[tuple[str, str], set[str]] = {}
+"""The root names under which a module holds the functions behind its steps of one name.
+
+A root name is empty if the module need not hold the function: a factory made it, or it has another
+name.
+"""
+
+_siblings: dict[tuple[str, str], set[weakref.ref[Any]]] = {}
+"""Weak references to the live steps of one name and qualified name: made by a factory or a loop."""
+
+
+def register_step(step: Any, root: str) -> set[weakref.ref[Any]]:
+    """Remember a step while it is alive; return references to all live steps of its name.
+
+    Args:
+        root: the root name under which its module holds its function; empty if it need not.
+    """
+    _roots.setdefault((step.module, step.name), set()).add(root)
+    known_steps.update([(step.module, step.name), (step.module, step.name, step.qualname)])
+    # Each call asks for the number of siblings, which a WeakSet computes in Python.
+    siblings = _siblings.setdefault((step.name, step.qualname), set())
+    siblings.add(weakref.ref(step, siblings.discard))
+    return siblings
+
+
+def is_defined_now(module: str, name: str) -> bool:
+    """Return whether this program defines a step of that name now.
+
+    A step whose function is no longer in its module was renamed or removed while the program ran
+    (the module was loaded again), and does not count.
+    """
+    if (module, name) not in known_steps:
+        return False
+    return any(not root or holds_name(module, root) for root in _roots.get((module, name), ("",)))
+
+
+def defined_steps(module: str, name: str) -> list[Any]:
+    """Return the live steps of a name; only those that their module still holds, if there are any.
+
+    Args:
+        module: the module of the steps.  A file that is imported now may have been started then.
+    """
+    live = [
+        each
+        for (named, _), references in [*_siblings.items()]
+        if named == name
+        for each in [reference() for reference in [*references]]
+        if each is not None and (each.module == module or "__main__" in (each.module, module))
+    ]
+    held = [(each, found_at(each.module, each.qualname)) for each in live]
+    return [step for step, function in held if getattr(function, DECORATED, None) is step] or live
+
+
+def look_at_code_again() -> None:
+    """Make the versions of all steps anew: a notebook may have defined again what they read."""
+    for references in [*_siblings.values()]:
+        for step in filter(None, [reference() for reference in [*references]]):
+            vars(step).pop("version", None)
+            vars(step).pop("code", None)
+
+
+def steps_around(function: object) -> list[Any]:
+    """Return the steps whose body is this undecorated function."""
+    live = [reference() for each in list(_siblings.values()) for reference in [*each]]
+    return [each for each in live if each is not None and each.function is function]

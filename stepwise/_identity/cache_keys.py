@@ -36,7 +36,7 @@ from stepwise._identity.clients import (
 )
 from stepwise._identity.following import Code, code_of
 from stepwise._identity.identity import Lenient
-from stepwise._values.digest import ATOMS, class_name, fold, join, string
+from stepwise._values.digest import ATOMS, DECORATED, class_name, fold, join, string
 
 _HANDLES = {"_thread", "asyncio", "concurrent", "logging", "threading"}
 _PLAIN_HANDLES = {*_HANDLES, "anyio"}  # their fields tell all that code sees of them
@@ -193,7 +193,7 @@ def _root(cls: type) -> str:
 
 def _is_of_stepwise(value: object) -> bool:
     held = getattr(value, "__dict__", {})
-    return "__stepwise_step__" in held or type(value).__module__.startswith("stepwise")
+    return DECORATED in held or type(value).__module__.startswith("stepwise")
 
 
 def _is_generated(function: Any) -> bool:

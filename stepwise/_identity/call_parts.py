@@ -34,7 +34,7 @@ from stepwise._identity.held_parts import MISSING, Holder, leaves_of
 from stepwise._identity.module_names import canonical_module
 from stepwise._runtime.forks import cached
 from stepwise._values import digest
-from stepwise._values.digest import assigned_in, cell_content, shape_of
+from stepwise._values.digest import DECORATED, assigned_in, cell_content, shape_of
 from stepwise._values.reducers import is_lock
 from stepwise._values.trees import ATOMS, attributes
 
@@ -163,7 +163,7 @@ def plain_function(value: Any) -> types.FunctionType | None:
     while True:
         if type(value) is types.MethodType:
             value = value.__func__
-        elif type(value) is types.FunctionType and "__stepwise_step__" in vars(value):
+        elif type(value) is types.FunctionType and DECORATED in vars(value):
             value = vars(value)["__wrapped__"]
         elif hasattr(type(value), "run_id_for"):
             value = value.__wrapped__

@@ -39,6 +39,7 @@ from stepwise._rewrite.source import FUNCTIONS, Definition, Source, definition_a
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import is_ours
+from stepwise._values.digest import DECORATED
 from stepwise._values.trees import ATOMS
 
 _READS = {"read", "read_text", "read_bytes", "readlines"}
@@ -226,7 +227,7 @@ def _innermost(function: Any) -> tuple[Any, str]:
 
 def _unrecorded(value: Any) -> types.FunctionType | None:
     """Return the function inside a value, or ``None`` if it is a step or workflow of its own."""
-    is_step = "__stepwise_step__" in getattr(getattr(value, "__func__", value), "__dict__", {})
+    is_step = DECORATED in getattr(getattr(value, "__func__", value), "__dict__", {})
     return None if is_step or hasattr(type(value), "run_id_for") else plain_function(value)
 
 

@@ -273,21 +273,49 @@ class Lost(NamedTuple):
     number: int
 
 
-def read(
-    store: Store, seal: Seal, run_id: str, start: Position | None = None
-) -> Iterator[tuple[records.Entry | Lost, Position]]:
+Reading = Iterator[tuple[records.Entry | Lost, Position]]
+"""Records after a position, each with the position after it."""
+
+
+def read(store: Store, seal: Seal, run_id: str, start: Position | None = None) -> Reading:
     """Yield the verified records after a position, each with the journal's position after it.
 
     Raises:
         ConfigurationError: the records were written with another key.
     """
     at = start or Position()
-    rows = iter(store.read(run_id, after=at.last))
+    return _read(store, seal, run_id, at, iter(store.read(run_id, after=at.last)))
+
+
+def read_on(store: Store, seal: Seal, run_id: str, at: Position) -> Reading | None:
+    """Return what :func:`read` yields after a position; ``None`` if the journal does not hold it.
+
+    The journal holds a position if it has the same record there.
+    """
+    if not at.last:
+        return read(store, seal, run_id)
+    rows = iter(store.read(run_id, after=at.last - 1))
     first = next(rows, None)
     if first is None:
+        return None
+    if first[0] == at.last:
+        with contextlib.suppress(DamagedError):
+            if seal.open(identity(run_id, at.last), first[1]).link == at.link:
+                return _read(store, seal, run_id, at, rows)
+        return None
+    branched = _branched(seal, run_id, first, at.last - 1)
+    if branched is None or read_on(store, seal, branched.base, at) is None:
+        return None
+    return _read(store, seal, run_id, at, chain((first,), rows))
+
+
+def _read(
+    store: Store, seal: Seal, run_id: str, start: Position, rows: Iterator[tuple[int, bytes]]
+) -> Reading:
+    at, first = start, next(rows, None)
+    if first is None:
         return
-    before = at
-    for shared, at in _shared(store, seal, run_id, first, before):
+    for shared, at in _shared(store, seal, run_id, first, start):
         yield shared, at
     for number, opened, _ in verified(store, seal, run_id, chain((first,), rows), at):
         entry, at = followed(at, number, opened)
@@ -322,7 +350,7 @@ def beginning_of_branch(
 
 def _shared(
     store: Store, seal: Seal, run_id: str, first: tuple[int, bytes], at: Position
-) -> Iterator[tuple[records.Entry | Lost, Position]]:
+) -> Reading:
     """Yield the records after a position that a branch shares, as the branch has them.
 
     They are verified as records of its base.  The chain goes on in the branch: its first own
@@ -430,16 +458,6 @@ def read_entries(
 def entries_of(store: Store, seal: Seal, facts: records.RunFacts) -> Iterator[records.Entry]:
     """Yield the records of a run that verify, from the first one that was not pruned on."""
     return read_entries(store, seal, facts.run_id, Position(facts.pruned, None))
-
-
-def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
-    """Return whether the journal reaches this position, with the same record there."""
-    for number, data, name in rows_of(store, seal, run_id, at.last - 1):
-        try:
-            return number == at.last and seal.open(name, data).link == at.link
-        except DamagedError:
-            return False
-    return at.last == 0
 
 
 def read_one(store: Store, seal: Seal, run_id: str, number: int) -> records.Entry | None:
@@ -880,14 +898,21 @@ class Journal:
             JournalLostError: acknowledged records of side effects are lost.
             StoreError: the run is an incomplete copy.
         """
-        self.position = start or Position()
-        self.lost = []
+        place, self._tolerant = (self.store, self.seal, self.run_id), tolerant
+        marked = newest_mark(*place)  # first: its owner may write
+        return self._take(start or Position(), marked, read(*place, start))
+
+    def load_on(self, start: Position) -> list[records.Entry] | None:
+        """Load the records after ``start``; return ``None`` if the journal does not hold it."""
+        place, self._tolerant = (self.store, self.seal, self.run_id), False
+        marked, found = newest_mark(*place), read_on(*place, start)
+        return None if found is None else self._take(start, marked, found)
+
+    def _take(self, start: Position, marked: Mark, found: Reading) -> list[records.Entry]:
+        self.position, self.lost, entries = start, [], list[records.Entry]()
         self.tail = self.unknown_effects = 0
         self._other = False
-        self._tolerant = tolerant
-        marked = newest_mark(self.store, self.seal, self.run_id)  # first: its owner may write
-        entries: list[records.Entry] = []
-        for entry, at in read(self.store, self.seal, self.run_id, start):
+        for entry, at in found:
             self.position = at
             if isinstance(entry, Lost):
                 self.lost.append(entry.number)
@@ -901,11 +926,11 @@ class Journal:
         self._begin_chain()
         known = given_up(entries)
         self.lost = [number for number in self.lost if number not in known]
-        if not tolerant and self.position.last:
+        if not self._tolerant and self.position.last:
             self._refuse_half()
         self._compare_marks(marked)
         if self.lost or self.tail:
-            self._assess(entries, start or Position(), marked)
+            self._assess(entries, start, marked)
         return entries
 
     def count(self, entry: records.Entry) -> None:

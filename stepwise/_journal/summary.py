@@ -201,12 +201,13 @@ def follow(
         the added records, and the added records that concern side effects; ``None`` if the summary
         does not fit the journal, a record is lost, or a record changes earlier calls.
     """
-    if summary.position[0] and not journals.holds(store, seal, run_id, summary.start):
+    at = summary.start
+    following = journals.read_on(store, seal, run_id, at)
+    if following is None:
         return None
     fresh: list[records.Entry] = []
     effects: list[records.Entry] = []
-    at = summary.start
-    for entry, position in journals.read(store, seal, run_id, at):
+    for entry, position in following:
         if isinstance(entry, journals.Lost):
             return None
         at = position

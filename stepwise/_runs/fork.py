@@ -42,11 +42,11 @@ from stepwise._journal.journal import (
     Position,
     beginning_of_branch,
     facts_of,
-    holds,
     names_beside,
     owned_journal,
     read,
     read_entries,
+    read_on,
     recorded_versions,
     rows_of,
 )
@@ -767,7 +767,7 @@ def _shareable(source: ForkedRun, at: Position) -> Iterator[None]:
     """
     store, run_id = source.store, source.facts.run_id
     with Lease(store, run_id).acquire() as lease:
-        if not holds(store, source.seal, run_id, at):
+        if read_on(store, source.seal, run_id, at) is None:
             raise errors.CorruptStoreError(
                 f"run {run_id!r} was deleted or repaired meanwhile: branch it again", run_id=run_id
             )

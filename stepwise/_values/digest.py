@@ -1267,7 +1267,8 @@ def form_of(cls: type) -> Form:
 # -- class contents -------------------------------------------------------------------------------
 
 
-_STEP = "__stepwise_step__"
+DECORATED = "__stepwise_step__"
+"""The attribute of a decorated function that holds its step."""
 _CHANGED = (list, dict, set, bytearray)  # the program may change these in place
 
 
@@ -1290,7 +1291,7 @@ def content_of(cls: type) -> dict[str, Any] | None:
     assigned = {name for code in codes for name in assigned_in(code)}
     found: dict[str, Any] = {}
     for name, value in attributes.items():
-        if name in functions and not hasattr(value, _STEP):
+        if name in functions and not hasattr(value, DECORATED):
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             for each, cell in cells:
                 if each not in assigned and each != "__class__":

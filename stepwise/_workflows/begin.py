@@ -590,8 +590,7 @@ def _runs_again(call: Invocation, seal: Seal) -> bool:
     Raises:
         CodeChangedError: a person has to say what becomes of their results.
     """
-    from stepwise._calls.edited import asks, tell  # on use: few runs have completed
-    from stepwise._calls.edits import edits_in
+    from stepwise._calls.edits import asks, edits_in, tell  # on use: few runs have completed
 
     edits = edits_in(call.store, seal, call.run_id)
     error = asks(call.run_id, edits)
@@ -719,7 +718,7 @@ def _take_up(
     if call.timeout is not None:
         active.steering.limit(call.timeout)
     if began is not None:
-        active.written([1], began)
+        active.summary.note([1], (began,))
     return active, before, is_new
 
 

@@ -34,7 +34,7 @@ from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.replaying import Looking, Request
 from stepwise._execution.viewer import Placeholder, view_inputs
-from stepwise._journal.journal import facts_of, holds
+from stepwise._journal.journal import facts_of, read_on
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, RunFacts
 from stepwise._rewrite.build import build
@@ -560,9 +560,10 @@ class DebuggedRun(WorkflowRun):
     def _is_as_opened(self) -> bool:
         """Return whether the journal ends where it ended when the run was opened."""
         journal = self.active.journal
-        place, end = (journal.store, journal.seal, journal.run_id), journal.position
-        more = next(iter(journal.store.read(journal.run_id, after=end.last)), None)
-        return more is None and facts_of(*place) is not None and holds(*place, end)
+        place = journal.store, journal.seal, journal.run_id
+        following = read_on(*place, journal.position)
+        is_its_end = following is not None and next(following, None) is None
+        return is_its_end and facts_of(*place) is not None
 
     def go(self, frame: FrameType, number: int) -> None:
         """Take the run up for real, now that a statement of the workflow begins."""

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from stepwise import errors
 from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import Core, Result, drive
-from stepwise._calls.steps import look_at_code_again
 from stepwise._checkpoints.given import Surroundings
 from stepwise._execution import active_run
 from stepwise._execution.outcomes import encode_changed, record_arguments, surroundings
+from stepwise._execution.process_memory import look_at_code_again
 from stepwise._execution.tasks import carrier, drain, end_if_drained, joins, look_again, tasks_of
-from stepwise._journal.journal import Position, facts_of, read_entries
+from stepwise._journal.journal import entries_of, facts_of
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import SUBMITTED, Call, Interrupted, RunFacts, Suspended
 from stepwise._journal.seal import Seal
@@ -684,10 +684,10 @@ def _record(active: active_run.ActiveRun, why: str, *, decided: bool) -> None:
     at, facts = time.time(), None
     item = Interrupted(why, at, decided=decided, rest=active.rest()), b""
     if decided:
-        tally = active.tally(item[0])
+        tally = active.summary.closing(item[0])
         facts = active.facts._replace(status="interrupted", error=why, updated_at=at, tally=tally)
     try:
-        active.written(active.journal.append(item, durable=False, head=facts), item)
+        active.summary.note(active.journal.append(item, durable=False, head=facts), (item,))
     except errors.RunStopped:
         return  # without a writable store the run counts as crashed, which loses nothing
     if facts is not None:
@@ -708,10 +708,10 @@ def _record_suspension(active: active_run.ActiveRun) -> None:
         seen=seen,
         updated_at=at,
         error="",
-        tally=active.tally(item[0]),
+        tally=active.summary.closing(item[0]),
     )
     try:
-        active.written(active.journal.append(item, head=facts), item)
+        active.summary.note(active.journal.append(item, head=facts), (item,))
     except errors.RunStopped:
         return  # without a writable store the run counts as crashed, which loses nothing
     active.facts = facts
@@ -897,8 +897,7 @@ def with_doubts(active: active_run.ActiveRun, error: errors.RunStopped) -> error
 
 def _in_doubt(store: Store, seal: Seal, facts: RunFacts) -> Iterator[tuple[str, Call]]:
     """Yield the calls in doubt of a run and of its child runs, each with the id of its run."""
-    calls = Calls(read_entries(store, seal, facts.run_id, Position(facts.pruned, None)))
-    for each in calls:
+    for each in Calls(entries_of(store, seal, facts)):
         if each.in_doubt:
             yield facts.run_id, each.call
         child = each.call.child and facts_of(store, seal, each.call.child)

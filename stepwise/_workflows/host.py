@@ -29,14 +29,19 @@ from typing import Any
 from stepwise._calls.async_driver import adrive, aresume
 from stepwise._calls.call import Performance, fail_attempt, left_by
 from stepwise._calls.driver import Core, Result, at_once, drive, start
-from stepwise._calls.steps import Step, is_defined_now, known_steps, step_of, steps_around
+from stepwise._calls.steps import Step, step_of
 from stepwise._checkpoints.checkpoints import ClassicRetention, State
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope, scope_variable
 from stepwise._execution.failures import Unwinding
 from stepwise._execution.location import Locator, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome
-from stepwise._execution.process_memory import memory
+from stepwise._execution.process_memory import (
+    is_defined_now,
+    known_steps,
+    memory,
+    steps_around,
+)
 from stepwise._execution.tasks import warn_if_unseen
 from stepwise._execution.waits import Taken
 from stepwise._identity.call_parts import HeldParts
@@ -212,7 +217,7 @@ class HostedRun(OpenedRun):
             )
 
         journal = self.active.journal
-        found = newest_that_holds(journal, checkpoints, load=journal.load, damaged=damaged)
+        found = newest_that_holds(journal, checkpoints, load=journal.load_on, damaged=damaged)
         if found is None:
             return None
         checkpoint, state, entries = found
@@ -484,10 +489,12 @@ class RunPieces:
     def find(self, store: Store, name: str, digest_: str) -> Entry | None:
         """Return the newest record of a completed piece, or ``None`` if there is none."""
         seal = journals.seal_for(store)
-        if store is not self._store or not journals.holds(store, seal, self._run_id, self._at):
+        same = store is self._store
+        following = journals.read_on(store, seal, self._run_id, self._at) if same else None
+        if following is None:
             self._forget()  # another journal has replaced the known one
-            self._store = store
-        for entry, at in journals.read(store, seal, self._run_id, self._at):
+            self._store, following = store, journals.read(store, seal, self._run_id)
+        for entry, at in following:
             self._at = at
             if isinstance(entry, Entry):
                 self._entries.append(self._slim(entry))

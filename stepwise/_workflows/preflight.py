@@ -19,13 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from stepwise._calls.edited import EditedStep, asks
-from stepwise._calls.edits import edits_in, forgotten_by
-from stepwise._calls.steps import defined_steps
+from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
 from stepwise._execution.outcomes import ABOUT
-from stepwise._execution.process_memory import known_workflow
+from stepwise._execution.process_memory import defined_steps, known_workflow
 from stepwise._identity.following import versions_of
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
@@ -341,11 +339,11 @@ class _Examined:
             why = f"the variables at {state.where} cannot be loaded ({loadable.fails})"
             fits.refuse(loaded, why)
 
-    def _load(self, position: journals.Position) -> list[Entry]:
+    def _load(self, position: journals.Position) -> list[Entry] | None:
         """Return the records after a position, with what the start itself would record first."""
-        entries = self.journal.load(position)
+        entries = self.journal.load_on(position)
         again = forgotten_by(self.edits)
-        if again is not None:
+        if entries is not None and again is not None:
             entries.append(Entry(self.journal.position.last + 1, again, b""))
         return entries
 
@@ -356,7 +354,7 @@ class _Examined:
         kept = Checkpoints(self.journal, "all", 0).load()
         states = ((each.state, each.state) for each in kept if not isinstance(each, str))
         found = newest_that_holds(
-            self.journal, states, load=self.journal.load, damaged=lambda _: None
+            self.journal, states, load=self.journal.load_on, damaged=lambda _: None
         )
         return found is not None and (taken is None or found[0].journal[0] > taken.journal[0])
 
@@ -377,7 +375,7 @@ class _Examined:
         if refusal is not None:
             return self._made("refuses", why=str(refusal))
         lost = self._has_lost(fits, None)
-        entries = self._load(journals.Position())
+        entries = self._load(journals.Position()) or []
         pool = pool_of(entries, set())
         done = sum(each.answers for each in pool.all)
         self._look_at(pool)

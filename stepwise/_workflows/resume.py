@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from stepwise._calls.steps import is_defined_now, known_steps
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State, lost_by_replay
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.process_memory import command as process_command
+from stepwise._execution.process_memory import is_defined_now, known_steps
 from stepwise._execution.waits import Taken
-from stepwise._journal.journal import Journal, Position, holds, is_begun, is_ready, stream_name
+from stepwise._journal.journal import Journal, Position, is_begun, is_ready, stream_name
 from stepwise._journal.projection import (
     Flags,
     is_only_submitted,
@@ -49,7 +49,7 @@ def newest_that_holds(
     journal: Journal,
     checkpoints: Iterable[tuple[T, State | None]],
     *,
-    load: Callable[[Position], list[Entry]],
+    load: Callable[[Position], list[Entry] | None],
     damaged: Callable[[T], None],
 ) -> tuple[T, State | None, list[Entry]] | None:
     """Return the newest checkpoint that holds, with the records after it; None if none holds.
@@ -59,21 +59,16 @@ def newest_that_holds(
 
     Args:
         checkpoints: the newest first, each with its state.
-        load: returns the records after a position.
+        load: returns the records after a position; ``None`` if the journal does not hold it.
         damaged: called with a checkpoint if the journal before it is damaged.
     """
     for checkpoint, state in checkpoints:
         if state is None:
             return checkpoint, None, []
-        start = state.start
-        if not (
-            holds(journal.store, journal.seal, journal.run_id, start)
-            and streams_hold(journal, state.said)
-        ):
+        entries = load(state.start) if streams_hold(journal, state.said) else None
+        if entries is None:
             damaged(checkpoint)
-            continue
-        entries = load(start)
-        if all(number > state.calls for number in made_again(entries)):
+        elif all(number > state.calls for number in made_again(entries)):
             return checkpoint, state, entries
     return None
 
@@ -415,11 +410,11 @@ class WorkflowRun(OpenedRun):
     def _fitting(self) -> Iterator[tuple[Loaded, State]]:
         return iter(self._fits)
 
-    def _load(self, position: Position) -> list[Entry]:
+    def _load(self, position: Position) -> list[Entry] | None:
         """Return the records after a position, without an end that its caller never acted on."""
-        entries = self.active.journal.load(position)
-        ended = last_end(entries) if self.call.cut_off else None
-        if ended is not None:
+        entries = self.active.journal.load_on(position)
+        ended = last_end(entries) if entries and self.call.cut_off else None
+        if entries and ended is not None:
             entries.remove(ended)
             self._void = True
         return entries
@@ -439,7 +434,7 @@ class WorkflowRun(OpenedRun):
         refusal = cannot_replay(active.journal, active.facts, self._fits.why)
         if refusal is not None:
             raise refusal
-        entries = self._load(Position())
+        entries = self._load(Position()) or []
         done = go_on_from_the_top(active, entries)
         within = in_children(active.pool)
         if done:

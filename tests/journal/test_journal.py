@@ -44,9 +44,11 @@ from stepwise._journal.journal import (
     facts_of,
     open_head,
     read,
+    read_on,
     read_one,
 )
 from stepwise._journal.records import (
+    Branched,
     Call,
     Ended,
     Entry,
@@ -199,6 +201,31 @@ def test_a_journal_is_read_from_a_position(store):
         assert journal.load(at) == entries[at.last :]
         assert journal.lost == []
         store.release("run", journal.epoch)
+
+
+def test_what_follows_a_position_is_read_if_its_record_is_there(store):
+    """The records after a position are read if the run, or the run it branched off, holds it."""
+    entries, _ = write_story(store)
+    positions = [Position(), *(at for _, at in read(store, SEAL, "run"))]
+    branch = begin(store, "branch")
+    branch.load(positions[4])
+    branch.append((Branched("run", {}), b""))
+
+    def following(run_id, at):
+        found = read_on(store, SEAL, run_id, at)
+        return None if found is None else numbers_of(entry for entry, _ in found)
+
+    for at in positions:
+        assert following("run", at) == numbers_of(entries[at.last :])
+        shared = [*range(at.last + 1, 6)] if at.last <= 4 else None
+        assert following("branch", at) == shared
+        if at.last:
+            other = at._replace(link=bytes(len(at.link)))
+            assert following("run", other) is following("branch", other) is None
+    with changed(store, {3: b"damaged"}):
+        assert following("run", positions[3]) is following("branch", positions[3]) is None
+    remove(store, 3)
+    assert following("run", positions[3]) is following("branch", positions[3]) is None
 
 
 def load_again(store, journal):
@@ -792,7 +819,7 @@ def test_the_key_file_is_made_at_first_use(home, mode):
     before = os.umask(0)
     try:
         if mode != 0o700:
-            home.mkdir()
+            home.mkdir(parents=True)
             home.chmod(mode)
         seal = load_seal()
     finally:
@@ -825,7 +852,7 @@ def test_a_key_that_others_can_have_written(home, monkeypatch, name, mode):
 
 def test_a_home_that_others_can_write_gets_no_key(home):
     """No key is made in a folder in which others could replace it, and only that is shown."""
-    home.mkdir()
+    home.mkdir(parents=True)
     home.chmod(0o777)
     with pytest.raises(ConfigurationError, match="others may write to it") as caught:
         load_seal()
@@ -902,7 +929,7 @@ def test_racing_threads_make_one_key(home):
 )
 def test_a_damaged_key_file(home, content):
     """A damaged key file is named, and is not replaced by a new one; a FIFO is not waited for."""
-    home.mkdir()
+    home.mkdir(parents=True)
     (home / "key").write_bytes(content)
     with pytest.raises(ConfigurationError, match="is damaged") as caught:
         load_seal()

@@ -109,7 +109,7 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
         "stepwise._calls.call._tell_open": "test_instrument.py",
         "stepwise._calls.call._warn_unmet": "test_retried_steps.py",
         "stepwise._calls.call._tell_retry_waits": "test_retried_steps.py",
-        "stepwise._calls.edited.tell": "test_edited_steps.py",
+        "stepwise._calls.edits.tell": "test_edited_steps.py",
         "stepwise._calls.cached._tell_untold": "test_cached.py",
         "stepwise._journal.cache._tell": "test_cached.py",
         "stepwise._execution.changes._tell_lost": "test_random_changes.py",

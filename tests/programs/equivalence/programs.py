@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import stepwise
 from equivalence.world import MODULE, PLAIN, VOCABULARY, Box, Runaway, portrait, world
 from equivalence.writer import Writer
-from stepwise._calls.steps import known_steps
+from stepwise._execution.process_memory import known_steps
 
 EFFECTS = 14  # of one program, at most
 EXPECTED = (ValueError, ArithmeticError, LookupError, RuntimeError)
