@@ -154,7 +154,7 @@ def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
     """
     secret, is_known = {*facts.secrets.split()}, True
     try:
-        secret |= known_workflow(facts.workflow).definition.parameters.hiding.secret
+        secret |= known_workflow(facts.workflow).parameters.hiding.secret
     except errors.ConfigurationError:  # a workflow that this process does not know
         secret, is_known = secret | {*facts.hidden.split()}, False
     for name in sorted(secret.intersection(names)):
