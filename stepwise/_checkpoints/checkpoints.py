@@ -22,7 +22,7 @@ from stepwise._checkpoints.references import (
 )
 from stepwise._journal import journal as journals
 from stepwise._journal.records import Entry, RunFacts, Sums
-from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._journal.seal import Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values import codec
 from stepwise._values.preview import Secrets
@@ -384,10 +384,12 @@ def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
 
 def _open(vault: Vault, name: str) -> tuple[State, bytes] | None:
     """Return the state and the payload of a checkpoint, or ``None`` if it does not verify."""
+    opened = vault.open(name)
+    if opened is None:
+        return None
     try:
-        opened = vault.open(name)
         return State(*opened.header), opened.payload
-    except (DamagedError, TypeError):
+    except TypeError:
         return None
 
 

@@ -465,7 +465,7 @@ def inputs_in(record: Started, payload: bytes, facts: RunFacts) -> RunInputs:
 def _from_data(payload: bytes, facts: RunFacts) -> RunInputs:
     about = json.loads(payload)
     try:  # the annotations give the types
-        function = known_workflow(facts.workflow).definition.function
+        function = known_workflow(facts.workflow).function
     except ConfigurationError as error:
         raise _unknown(facts, str(error)) from None
     kinds = parameter_types(function)

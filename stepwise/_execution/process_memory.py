@@ -236,46 +236,27 @@ def command(mask: Callable[[str], str] = str) -> tuple[tuple[str, ...], str]:
 # -- workflows ------------------------------------------------------------------------------------
 
 
-Resume = Callable[..., Any]
-"""A function of a workflow's definition, a run, and arguments that continues the run."""
+_known: dict[tuple[str, str], list[weakref.ref[Any]]] = {}
 
 
-class KnownWorkflow(NamedTuple):
-    """A workflow, and the function that continues its runs."""
-
-    definition: Any
-    resumes: Resume
-
-    def resume(self, run: Any, inputs: Mapping[str, Any], *, here: bool = False) -> Any:
-        """Continue a run; return its handle, or its result if it is executed ``here``."""
-        return self.resumes(self.definition, run, inputs, here=here)
-
-
-_known: dict[tuple[str, str], list[tuple[weakref.ref[Any], Any]]] = {}
-
-
-def register(definition: Any, resume: Resume) -> None:
+def register(definition: Any) -> None:
     """Remember a workflow while it is alive; the newest of its name comes first."""
     name = definition.function.__module__, definition.label
-    held = [each for each in _known.get(name, ()) if each[0]() is not None]
-    _known[name] = [(weakref.ref(definition), resume), *held]
+    held = [each for each in _known.get(name, ()) if each() is not None]
+    _known[name] = [weakref.ref(definition), *held]
 
 
-def known_workflows() -> list[KnownWorkflow]:
-    """Return the workflows of this process; for several of one name, the newest."""
-    found: dict[str, KnownWorkflow] = {}
+def known_workflows() -> list[Any]:
+    """Return the definitions of this process's workflows; for several of one name, the newest."""
+    found: dict[str, Any] = {}
     for each in _alive():
-        found.setdefault(each.definition.full_name, each)
+        found.setdefault(each.full_name, each)
     return list(found.values())
 
 
-def _alive() -> list[KnownWorkflow]:
-    return [
-        KnownWorkflow(definition, resume)
-        for held in list(_known.values())
-        for reference, resume in held
-        if (definition := reference()) is not None
-    ]
+def _alive() -> list[Any]:
+    references = [reference for held in list(_known.values()) for reference in held]
+    return [each for each in [reference() for reference in references] if each is not None]
 
 
 def names_of(definition: Any) -> tuple[str, ...]:
@@ -284,22 +265,22 @@ def names_of(definition: Any) -> tuple[str, ...]:
     return (own, f"{definition.file}:{definition.label}") if definition.file else (own,)
 
 
-def known_workflow(full_name: str) -> KnownWorkflow:
-    """Return the workflow of that name.
+def known_workflow(full_name: str) -> Any:
+    """Return the definition of the workflow of that name, whose ``resume`` continues its runs.
 
     Raises:
         ConfigurationError: this process does not know it, or knows several that differ.
     """
     alive = _alive()
-    found = [each for each in alive if each.definition.full_name == full_name]
+    found = [each for each in alive if each.full_name == full_name]
     if not found:  # its file may have been started as a script, and be imported here
-        found = [each for each in alive if full_name in names_of(each.definition)]
+        found = [each for each in alive if full_name in names_of(each)]
     if not found:
         raise ConfigurationError(
             f"this process knows no workflow {full_name!r}: import the module that defines it "
             "(its decorator must have run), or start the script that does"
         )
-    made = [each for each in found if each.definition.function.__closure__]
+    made = [each for each in found if each.function.__closure__]
     if len(made) > 1 and found[0] in made:
         raise ConfigurationError(
             f"this process has {len(made)} workflows {full_name!r}, made by a function, which "

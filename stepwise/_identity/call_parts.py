@@ -281,12 +281,10 @@ class Parts:
     Attributes:
         recorded: a short digest of each part, by name.
         given: parts that count as different if a record does not know them.
-        has_instance: whether the call is the call of a method.
     """
 
     recorded: Mapping[str, str]
     given: frozenset[str] = frozenset()
-    has_instance = False
 
     def __init__(self) -> None:
         # The empty sets are shared, since a suspended run of a server keeps its parts.
@@ -347,7 +345,6 @@ class CallParts(Parts):
         self._parameters = parameters
         self._function = function
         self._instance = instance
-        self.has_instance = instance is not None
         self.computed = parameters.is_computed
         self._encoded: dict[str, bytes] = {}
         self._defaulted: list[str] = []

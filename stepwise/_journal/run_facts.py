@@ -207,10 +207,6 @@ class Questions(Projection):
     def on_forgotten(self, entry: records.Entry, record: records.Forgotten) -> None:
         self.open.difference_update(record.numbers)
 
-    def of(self, number: int) -> Asked | None:
-        """Return the last question of a call, or ``None`` if the call asked none."""
-        return self.asked.get(number)
-
     def waited_for(self, facts: records.RunFacts) -> list[Asked]:
         """Return the open questions that a run waits for, in the order of their calls."""
         found = self.open - self.instead.keys() if facts.status not in records.OVER else set()

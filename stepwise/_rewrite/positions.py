@@ -445,24 +445,8 @@ def _way_to(
     return kind, here, around
 
 
-def function_like(
-    text: str, name: str, position: str, prefix: str, visited: Iterable[str]
-) -> FunctionNode | None:
-    """Return the function of a name in a file if its code before a position is unchanged.
-
-    Return ``None`` if no function of that name matches.
-
-    Args:
-        prefix: the fingerprint of the code before the position; see ``prefix_fingerprint``.
-    """
-    for node in functions_named(text, name):
-        if prefix_fingerprint(node, position, visited) == prefix:
-            return node
-    return None
-
-
-def functions_named(text: str, name: str = "") -> Iterator[FunctionNode]:
-    """Yield the functions of that name in a file, or all of them, without their docstrings."""
+def functions_named(text: str) -> Iterator[FunctionNode]:
+    """Yield the functions of a file, without their docstrings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -470,6 +454,6 @@ def functions_named(text: str, name: str = "") -> Iterator[FunctionNode]:
     except (SyntaxError, ValueError, RecursionError):
         return
     for node in walk(module):
-        if isinstance(node, FUNCTIONS) and name in ("", node.name):
+        if isinstance(node, FUNCTIONS):
             remove_docstring(node)
             yield node

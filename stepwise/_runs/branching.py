@@ -21,7 +21,7 @@ from stepwise._calls.parallel import check_workers, variations_of
 from stepwise._display import render
 from stepwise._execution.account import pooled
 from stepwise._execution.active_run import current_scope
-from stepwise._execution.process_memory import KnownWorkflow, known_workflow
+from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.following import version_of
 from stepwise._identity.identity import contents
 from stepwise._journal.inbox import this_person
@@ -305,15 +305,14 @@ def check(what: str, max_workers: Any, budget: Any) -> None:
         check_kind(f"budget= of {what}", budget, Budget, "give stepwise.Budget(usd=1)")
 
 
-def workflow_of(run: Any) -> KnownWorkflow:
+def workflow_of(run: Any) -> Any:
     """Return the workflow that executes the branches of a run.
 
     Raises:
         ConfigurationError: this process does not know it, or it is a generator.
     """
     workflow = known_workflow(run.workflow)
-    definition = workflow.definition
-    if definition.is_generator or definition.is_async_generator:
+    if workflow.is_generator or workflow.is_async_generator:
         raise ConfigurationError(
             f"run {run.id!r} belongs to a generator workflow, whose items need a consumer: it "
             "cannot have branches"
@@ -352,7 +351,7 @@ def to_execute(branch: RunBranch) -> bool:
     return facts.status not in (*_OVER, "suspended") and facts.effects != ADOPTED
 
 
-def execute(workflow: KnownWorkflow, inputs: Mapping[str, Any], branch: RunBranch) -> None:
+def execute(workflow: Any, inputs: Mapping[str, Any], branch: RunBranch) -> None:
     """Execute a branch until it ends, proposes something, or stops."""
     if not to_execute(branch):
         return

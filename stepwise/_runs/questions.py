@@ -30,7 +30,7 @@ from stepwise._journal.records import (
 from stepwise._journal.run_facts import Asked, Questions, Stop, stops_in
 from stepwise._journal.seal import Seal
 from stepwise._runs.messages import deliver, ended_error
-from stepwise._runs.steps import facts_to_go_on, known_facts
+from stepwise._runs.steps import facts_to_go_on, known_facts, top_facts
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import Codec
@@ -118,9 +118,7 @@ class Question:
     def _proposed_by(self) -> str:
         """The branch that has to be adopted before the question can be answered, or empty."""
         store, seal = self._where
-        top = known_facts(store, seal, self.run_id)
-        while top.parent:
-            top = known_facts(store, seal, top.parent)
+        top = top_facts(store, seal, known_facts(store, seal, self.run_id))
         return top.run_id if top.effects == COLLECT else ""
 
     def _answer(self, said: Decision) -> None:

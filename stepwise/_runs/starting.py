@@ -9,8 +9,8 @@ from typing import Any
 from stepwise._execution.replaying import Request
 from stepwise._journal.journal import is_half_adopted, place_of_run
 from stepwise._journal.lease import describe_owner
-from stepwise._runs.run import Run, get_run
-from stepwise._runs.steps import command_to_begin
+from stepwise._runs.run import Run
+from stepwise._runs.steps import command_to_begin, top_facts
 from stepwise._runtime import settings
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.store_urls import with_password
@@ -20,9 +20,8 @@ from stepwise.errors import ConfigurationError, RunBusyError
 
 def top_of(run: Run) -> Run:
     """Return the run that the program starts: the one above a child run, or its adopted branch."""
-    while run.parent is not None:
-        run = get_run(run.parent, store=run.store)
-    return run._to_go_on()
+    top = top_facts(run.store, run._seal, run._facts())
+    return Run(run.store, top.run_id, run._seal)._to_go_on()
 
 
 def refuse_running(run: Run) -> None:

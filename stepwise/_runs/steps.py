@@ -205,6 +205,13 @@ def facts_to_go_on(store: Store, seal: Seal, run_id: str) -> RunFacts:
     return facts
 
 
+def top_facts(store: Store, seal: Seal, facts: RunFacts) -> RunFacts:
+    """Return the facts of the outermost run: the run itself, or one that called it."""
+    while facts.parent and (outer := facts_of(store, seal, facts.parent)) is not None:
+        facts = outer
+    return facts
+
+
 def instead(store: Store, seal: Seal, facts: RunFacts) -> str:
     """Return in words which branch goes on instead of a run, or that it was deleted since."""
     branch = facts.superseded

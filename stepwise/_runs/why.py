@@ -15,7 +15,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain, islice, takewhile
 from typing import Any
@@ -377,7 +377,10 @@ def bisect_of(place: Place, facts: RunFacts, expression: str, *, every: bool) ->
     loaded = moments.load(index)
     assert loaded is not None  # the expression was evaluated there
     state, source = loaded.state, WorkflowSource(*place[:2], facts)
-    changes = (*_changes_at(moments, source, index, loaded, expression),) if index else ()
+    before = moments.load(index - 1) if index else None
+    names = dict.fromkeys(re.findall(r"[^\W\d]\w*", expression))
+    values = moments.variables(loaded)
+    changes = (*_changes_since(before, moments, source, (state, values), names),)
     note = ". ".join(filter(None, (told, few)))
     where, statement = state.where, source.statement(state)
     if changes:
@@ -401,20 +404,32 @@ def _first(holds: Callable[[int], bool], kept: int, samples: int) -> int | None:
     return None
 
 
-def _changes_at(
-    moments: Moments, source: WorkflowSource, index: int, now: Loaded, expression: str
+def _changes_since(
+    before: Loaded | None,
+    moments: Moments,
+    source: WorkflowSource,
+    now: tuple[State, Mapping[str, Any]],
+    names: Iterable[str] | None = None,
+    most: int = 3,
 ) -> Iterator[VariableChange]:
-    before = moments.load(index - 1)
-    if before is None:
-        return
+    """Yield the changes of variables since an earlier checkpoint, if it can be loaded here.
+
+    Args:
+        now: the later checkpoint, with its variables.
+        names: only these variables; by default all.
+        most: see :func:`changes_between`.
+    """
     try:
-        old, new = moments.variables(before), moments.variables(now)
+        old = moments.variables(before) if before is not None else None
     except UnreadableValueError:
         return
-    for name in dict.fromkeys(re.findall(r"[^\W\d]\w*", expression)):
-        if name in old or name in new:
-            pair = old.get(name, ABSENT), new.get(name, ABSENT)
-            yield from changes_between(source, before.state, now.state, name, pair)
+    if before is None or old is None:
+        return
+    state, new = now
+    every = dict.fromkeys((*new, *old))
+    for name in every if names is None else filter(every.__contains__, names):
+        pair = old.get(name, ABSENT), new.get(name, ABSENT)
+        yield from changes_between(source, before.state, state, name, pair, most)
 
 
 # -- facts ----------------------------------------------------------------------------------------
@@ -827,29 +842,9 @@ class _RunReading:
             value, (value_text, cut) = values[name], short(values[name], name, _ROOM)
             kind, length = type_name(value), length_of(value)
             shown.append(VariableShown(name, kind, length, sizes[name], value_text, cut))
-        return (
-            tuple(shown),
-            len(values) - len(shown),
-            self._changes(moments, newest, before, values),
-        )
-
-    def _changes(
-        self, moments: Moments, newest: Any, before: Any, values: Mapping[str, Any]
-    ) -> tuple[VariableChange, ...]:
-        if before is None:
-            return ()
-        try:
-            earlier = moments.variables(before)
-        except UnreadableValueError:
-            return ()
-        found: list[VariableChange] = []
-        for name in dict.fromkeys((*values, *earlier)):
-            if len(found) >= _CHANGES:
-                break  # the statement of each change is searched in the source
-            pair = earlier.get(name, ABSENT), values.get(name, ABSENT)
-            states = before.state, newest.state
-            found += changes_between(self.source, *states, name, pair, most=2)
-        return tuple(found[:_CHANGES])
+        # The statement of each change is searched in the source: no more than are shown.
+        changes = _changes_since(before, moments, self.source, (newest.state, values), most=2)
+        return tuple(shown), len(values) - len(shown), (*islice(changes, _CHANGES),)
 
     # -- going on --------------------------------------------------------------------------------
 
@@ -883,12 +878,7 @@ class _RunReading:
         yield from (each for each in of_children if each[0].startswith(settling))
         if self.depth:
             return
-        top, facts = self.facts.run_id, self.facts
-        while facts.parent:
-            parent = facts_of(store, seal, facts.parent)
-            if parent is None:
-                break
-            top, facts = facts.parent, parent
+        top = run_steps.top_facts(store, seal, self.facts).run_id
         if self.facts.is_submitted:
             yield run_steps.command_to_begin(self.facts), "begin it, and others that are due"
         elif status in run_steps.UNFINISHED or status == "cancelling":

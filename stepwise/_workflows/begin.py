@@ -245,7 +245,8 @@ def look_beside(
 
 @reports
 def _tell_of_unfinished(store: Store, seal: Seal, new: RunFacts, parts: Parts | None) -> None:
-    unfinished = list(_unfinished(store, seal, new.workflow))
+    heads = journals.unfinished_heads(store, seal, new.workflow)
+    unfinished = [old for old in _begun(seal, heads, _BESIDE) if store.owner(old.run_id) is None]
     if unfinished:
         newest = max(unfinished, key=lambda facts: facts.updated_at)
         more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
@@ -264,11 +265,6 @@ def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
         return f"It differs in {shown_parts(differing)}{edited}; called as it was, it resumes"
     if old.digest != new.digest:
         return f"Its arguments differ{edited}; called with them, it resumes"
-    if old.parts is None and parts is not None and parts.has_instance:
-        return (
-            f"Its arguments are equal{edited}; its instance's attributes are not recorded. To "
-            f"resume it: .options(run_id={old.run_id!r})"
-        )
     return (
         f"Its arguments are equal{edited}. To resume it: .options(run_id={old.run_id!r}), or "
         "start='unfinished'"
@@ -311,13 +307,6 @@ def _under_other_names(store: Store, seal: Seal, new: RunFacts, callee: Callee) 
         if store.owner(old.run_id) is None
     ]
     return [facts for facts in now if facts is not None and facts.status != "completed"]
-
-
-def _unfinished(store: Store, seal: Seal, workflow: str) -> Iterator[RunFacts]:
-    """Yield the unfinished top-level runs of a workflow that nobody executes."""
-    for facts in _begun(seal, journals.unfinished_heads(store, seal, workflow), _BESIDE):
-        if store.owner(facts.run_id) is None:
-            yield facts
 
 
 def _begun(seal: Seal, heads: Iterable[Head], most: int) -> Iterator[RunFacts]:
@@ -1207,16 +1196,14 @@ class Starting:
         return [base for base in dict.fromkeys(found) if base not in known]
 
     def _nearly_same(self) -> Iterator[Meant]:
-        """Yield unfinished runs that differ only in times and random ids, or in unknown parts.
+        """Yield unfinished runs that differ only in times and random ids.
 
         Runs that this process executed are left out: two such calls in one process are two runs.
         """
         for facts in self._found():
-            if facts.parts is None or self.is_derived(facts.run_id):
-                continue
-            if memory.has_executed(self._store.url, facts.run_id):
-                continue
-            yield Meant(facts.run_id, unfinished=True, told=self._difference(facts))
+            executed = memory.has_executed(self._store.url, facts.run_id)
+            if not (executed or self.is_derived(facts.run_id)):
+                yield Meant(facts.run_id, unfinished=True, told=self._difference(facts))
 
     def _difference(self, facts: RunFacts) -> str:
         differing = self._parts.differing(facts.parts, momentary=True)
@@ -1231,13 +1218,7 @@ class Starting:
     # -- the newest unfinished run ---------------------------------------------------------------
 
     def _unfinished(self) -> Iterator[Meant]:
-        found = [
-            facts
-            for facts in self._found()
-            if facts.parts is not None
-            or self._given.instance is None
-            or self.is_derived(facts.run_id)
-        ]
+        found = self._found()
         for place, facts in enumerate(found):
             others = ", ".join(other.run_id for other in found[place + 1 :][:5])
             told = self._difference(facts)

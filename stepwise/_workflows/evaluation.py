@@ -33,7 +33,6 @@ from stepwise._calls.steps import step_of
 from stepwise._display import render
 from stepwise._execution.account import Account, pooled
 from stepwise._execution.budget import Budget
-from stepwise._execution.process_memory import KnownWorkflow
 from stepwise._identity.following import version_of
 from stepwise._identity.identity import random_id, whole
 from stepwise._journal.journal import facts_of, read_end
@@ -300,7 +299,7 @@ class _ToScore(NamedTuple):
 
     branch: RunBranch
     variation: str = BASE
-    workflow: KnownWorkflow | None = None
+    workflow: Any = None
     problem: str = ""
 
 

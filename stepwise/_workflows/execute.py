@@ -178,7 +178,7 @@ class OpenedRun:
                 return Result(error=cancelled_before(store, seal, active.facts, says_how=True))
         return Result()
 
-    def undo_after(self) -> Core:
+    def _undo_after(self) -> Core:
         """Undo the side effects of a failed or cancelled run if its workflow asks for that."""
         active, ended = self.active, ("failed", "cancelled")
         if self.call.callee.options.compensate_on_failure and active.facts.status in ended:
@@ -221,7 +221,18 @@ class OpenedRun:
             doing = f"the end of {active.facts.label!r} was recorded"
             raise active.stop(stopped(doing, problem)) from (error or problem)
 
-    def raise_ending(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> Core:
+        """Record that the attempt ended with ``error``, and undo what the workflow wants undone.
+
+        Raises:
+            BaseException: the error of the request to end; see :meth:`_raise_ending`.
+        """
+        self.conclude(None, error)
+        yield from self._undo_after()
+        self._raise_ending(error)
+        return Result()
+
+    def _raise_ending(self, error: BaseException) -> None:
         """Raise the error of the request to end, if ``error`` results from such a request.
 
         In a child run the task stays cancelled, up to the call of the run that was asked to end.
@@ -357,9 +368,7 @@ def execute(opened: OpenedRun) -> Any:
             check_awaited(active, value)
         except BaseException as error:
             active.flows.join(active.run_id)
-            opened.conclude(None, error)
-            drive(opened.undo_after())
-            opened.raise_ending(error)
+            drive(opened.failed(error))
             raise
         finally:
             attempt.leave_scope()
@@ -384,9 +393,7 @@ async def execute_async(opened: OpenedRun) -> Any:
             value = await execution(opened, attempt)
         except BaseException as error:
             await _end_others(active, tell=False)
-            opened.conclude(None, error)
-            await adrive(opened.undo_after())
-            opened.raise_ending(error)
+            await adrive(opened.failed(error))
             raise
         await _end_others(active, tell=True)
         opened.conclude(value)
@@ -542,9 +549,7 @@ def execute_generator(opened: OpenedRun) -> Generator[Any, Any, Any]:
                 value = stop.value
                 break
             except BaseException as error:
-                opened.conclude(None, error)
-                drive(opened.undo_after())
-                opened.raise_ending(error)
+                drive(opened.failed(error))
                 raise
             finally:
                 attempt.leave_scope()
@@ -591,9 +596,7 @@ async def execute_async_generator(taking: Any) -> AsyncGenerator[Any, Any]:
                 except StopAsyncIteration:
                     break
                 except BaseException as error:
-                    opened.conclude(None, error)
-                    await adrive(opened.undo_after())
-                    opened.raise_ending(error)
+                    await adrive(opened.failed(error))
                     raise
                 finally:
                     attempt.leave_scope()

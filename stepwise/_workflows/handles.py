@@ -24,7 +24,6 @@ import contextvars
 import functools
 import heapq
 import importlib
-import itertools
 import math
 import os
 import queue
@@ -64,7 +63,7 @@ from stepwise._workflows.execute import (
     watch_sigterms,
 )
 from stepwise._workflows.resume import WorkflowRun
-from stepwise.stores import Store, open_store
+from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
     import asyncio
@@ -145,7 +144,7 @@ class UnfinishedRun(NamedTuple):
             UnreadableValueError: the arguments cannot be loaded.
         """
         facts = self.facts
-        definition = known_workflow(facts.workflow).definition
+        definition = known_workflow(facts.workflow)
         top = call_again(definition, self.run, {}, facts=facts, on_owned="raise")
         top.meant = facts.__eq__
         return top
@@ -202,10 +201,8 @@ class Backlog:
         if due_heads is None:  # they are among the unfinished runs
             return
         indexes = dict.fromkeys(index for name in names for index in self.seal.indexes(name))
-        for head in heapq.merge(*map(due_heads, indexes), key=lambda head: head.due):
-            facts = open_head(self.seal, head) or facts_of(self.store, self.seal, head.run_id)
-            if facts is not None and facts.is_submitted:
-                yield UnfinishedRun(self.store, self.seal, facts)
+        heads = heapq.merge(*map(due_heads, indexes), key=lambda head: head.due)
+        yield from self._submitted(heads)
 
     def first_of_others(self, names: Iterable[str]) -> Iterator[UnfinishedRun]:
         """Yield the first submitted run of each workflow that is none of these.
@@ -214,9 +211,11 @@ class Backlog:
             names: the full names of workflows.
         """
         indexes = {index for name in names for index in self.seal.indexes(name)}
-        for head in getattr(self.store, "first_due_heads", list)():
-            if head.workflow in indexes:
-                continue
+        heads: list[Head] = getattr(self.store, "first_due_heads", list)()
+        yield from self._submitted(head for head in heads if head.workflow not in indexes)
+
+    def _submitted(self, heads: Iterable[Head]) -> Iterator[UnfinishedRun]:
+        for head in heads:
             facts = open_head(self.seal, head) or facts_of(self.store, self.seal, head.run_id)
             if facts is not None and facts.is_submitted:
                 yield UnfinishedRun(self.store, self.seal, facts)
@@ -465,7 +464,6 @@ Wake = Callable[[str, Callable[[], None]], object]
 _tasks_held: set[asyncio.Task[Any]] = set()  # an event loop holds its tasks weakly
 _woken: weakref.WeakValueDictionary[tuple[str, str], StartedRun] = weakref.WeakValueDictionary()
 """Suspended runs that continue after the cell that called them."""
-_bells = process_lock()
 _threads_held: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -531,8 +529,7 @@ class Handle(StartedRun, Generic[R]):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._has_ended = False
-        self._end_bell: threading.Event | None = None  # created for the first waiter
+        self._ended = threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -542,18 +539,14 @@ class Handle(StartedRun, Generic[R]):
 
         A suspended run continues in this process automatically, so it is not done.
         """
-        return self._has_ended
+        return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended or stopped; return False if ``timeout`` seconds pass first.
 
         Ctrl-C ends the waiting, not the run.
         """
-        with _bells:
-            if self._has_ended:
-                return True
-            bell = self._end_bell = self._end_bell or threading.Event()
-        return bell.wait(timeout)
+        return self._ended.wait(timeout)
 
     def result(self, timeout: float | None = None) -> R:
         """Wait for the run, and return its result or raise its exception.
@@ -571,10 +564,7 @@ class Handle(StartedRun, Generic[R]):
 
     def _end(self, value: Any = None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error
-        with _bells:
-            self._has_ended, bell = True, self._end_bell
-        if bell is not None:
-            bell.set()
+        self._ended.set()
 
 
 @public
@@ -698,7 +688,7 @@ def start_thread(top: TopLevel) -> Handle[Any]:
 
     def target() -> None:
         try:
-            execute_here(top, handle, waits=began.set, begins=began.set, wake=wake)
+            execute_here(top, handle, wake, waits=began.set, begins=began.set)
         finally:
             if not began.is_set() and handle._error is not None:
                 refused.append(handle._error)
@@ -748,17 +738,17 @@ def _wait_for_threads() -> None:
 def execute_here(
     top: TopLevel,
     handle: Handle[Any],
+    wake: Wake,
     *,
     waits: Callable[[], None] | None = None,
     begins: Callable[[], None] | None = None,
-    wake: Wake | None = None,
 ) -> None:
     """Execute a run in this thread, for a handle.
 
     Args:
+        wake: called when the suspended run must continue, with the function that executes it again.
         waits: called if the run waits because another thread or process executes it.
         begins: called when the run is taken up.
-        wake: called when the suspended run must continue, with the function that executes it again.
     """
     try:
         try:
@@ -767,11 +757,8 @@ def execute_here(
             handle._mean(top)
         handle._end(value)
     except errors.RunSuspended as error:
-        tell_failure(top, error, wakes=wake is not None)
-        if wake is None:
-            handle._end(error=error)
-        else:
-            _park(top, handle, _again, wake)
+        tell_failure(top, error, wakes=True)
+        _park(top, handle, _again, wake)
     except BaseException as error:
         tell_failure(top, error)
         handle._end(error=error)
@@ -779,7 +766,7 @@ def execute_here(
 
 def _again(top: TopLevel, handle: Handle[Any], wake: Wake) -> None:
     """Execute a suspended run again, in another thread."""
-    wake(f"stepwise {top.run_id}", functools.partial(execute_here, top, handle, wake=wake))
+    wake(f"stepwise {top.run_id}", functools.partial(execute_here, top, handle, wake))
 
 
 def _park(top: TopLevel, handle: StartedRun, again: Callable[..., object], *where: Any) -> None:
@@ -825,7 +812,7 @@ def debug_here(run: Run, **asked: Any) -> Any:
     """
     from stepwise._execution.replaying import Request  # on use
 
-    workflow = known_workflow(run.workflow).definition
+    workflow = known_workflow(run.workflow)
     if workflow.is_coroutine and asyncio_state.loop_runs():
         raise errors.ConfigurationError(
             f"{workflow.label!r} is a coroutine function, and a prompt in a running event loop "
@@ -1034,72 +1021,60 @@ def recover(workflow: Any = None, *, max_workers: int = 8, store: Any = None) ->
             f"recover(max_workers={max_workers!r}): it must be 1 or more"
         )
     wanted = getattr(workflow, "full_name", workflow)
-    known = [each.definition for each in known_workflows()]
+    known = known_workflows()
     meant = [each for each in known if wanted in (None, each.full_name, each.label)]
     names = {name for each in meant for name in names_of(each)}
     if wanted is not None and not names:
         known_workflow(str(wanted))  # raises
-    found = _ToContinue(wanted, names, stores_of(known, store))
     here = waker.parked()
-    found.waiting = [run for run in found.waiting if (run.store.url, run.id) not in here]
-    _tell(found)
-    return Recovered(_begun(found, max_workers), found.left)
+    due, waiting, left = list[TopLevel](), list[Run](), list[tuple[Run, str]]()
+    for each in _unfinished(stores_of(known, store), names, every=wanted is None):
+        try:
+            if each.why():
+                due.append(each.again())
+            elif each.facts.status == "suspended":
+                known_workflow(each.facts.workflow)  # raises
+                waiting += [each.run] * (each.key not in here)
+        except (Exception, errors.RunStopped) as error:  # classes of loaded values may raise, too
+            left.append((each.run, error_text(error) or type(error).__name__))
+    _tell(due, waiting, left)
+    return Recovered(_begun(due, waiting, max_workers), left)
 
 
-class _ToContinue:
-    """The runs that ``recover()`` found in the stores.
+def _unfinished(
+    stores: Iterable[Store], names: set[str], *, every: bool
+) -> Iterator[UnfinishedRun]:
+    """Yield the runs in some stores that must continue now or later.
 
-    Attributes:
-        due: the calls that continue the runs which must continue now.
-        waiting: suspended runs that must continue later.
-        left: the runs that are left alone, with the reasons.
+    Args:
+        names: the full names of workflows.
+        every: True to yield the runs of other workflows, too.
     """
-
-    def __init__(self, wanted: Any, names: set[str], stores: Iterable[Store]) -> None:
-        self.due: list[TopLevel] = []
-        self.waiting: list[Run] = []
-        self.left: list[tuple[Run, str]] = []
-        for number, store in enumerate(stores):
-            try:
-                self._look(store, wanted, names)
-            except (errors.StepwiseError, errors.RunStopped) as error:
-                if number == 0:
-                    raise
-                notice(f"recover: the runs in {store.url} are left alone: {error}")
-
-    def _look(self, store: Store, wanted: Any, names: set[str]) -> None:
-        """Sort the unfinished runs of a store."""
-        backlog = Backlog(store)
-        for each in itertools.chain(backlog.look(), backlog.submitted(names)):
-            if wanted is not None and each.facts.workflow not in names:
-                continue
-            try:
-                if each.why():
-                    self.due.append(each.again())
-                elif each.facts.status == "suspended":
-                    known_workflow(each.facts.workflow)  # raises
-                    self.waiting.append(each.run)
-            except (
-                Exception,
-                errors.RunStopped,
-            ) as error:  # classes of loaded values may raise, too
-                self.left.append((each.run, error_text(error) or type(error).__name__))
+    for number, store in enumerate(stores):
+        try:
+            backlog = Backlog(store)
+            found = [*backlog.look(), *backlog.submitted(names)]
+        except (errors.StepwiseError, errors.RunStopped) as error:
+            if number == 0:
+                raise
+            notice(f"recover: the runs in {store.url} are left alone: {error}")
+        else:
+            yield from (each for each in found if every or each.facts.workflow in names)
 
 
 @reports
-def _tell(found: _ToContinue) -> None:
-    due = [each.run_id for each in found.due]
+def _tell(due: list[TopLevel], waiting: list[Run], left: list[tuple[Run, str]]) -> None:
     if due:
-        notice(f"recover: {count(len(due), 'run')} continued here: {_named(due)}")
-    waiting = [each.id for each in found.waiting]
+        ids = _named([each.run_id for each in due])
+        notice(f"recover: {count(len(due), 'run')} continued here: {ids}")
     if waiting:
         notice(
             f"recover: {count(len(waiting), 'run')} suspended, and continued here when what they "
-            f"wait for has come: {_named(waiting)}"
+            f"wait for has come: {_named([each.id for each in waiting])}"
         )
-    reasons = Counter(why for _, why in found.left)
+    reasons = Counter(why for _, why in left)
     for why, many in reasons.most_common(_SHOWN):
-        ids = _named([run.id for run, each in found.left if each == why])
+        ids = _named([run.id for run, each in left if each == why])
         notice(f"recover: {count(many, 'run')} left alone ({ids}): {why}")
 
 
@@ -1107,7 +1082,9 @@ def _named(ids: list[str]) -> str:
     return ", ".join(ids[:_SHOWN]) + ", ..." * (len(ids) > _SHOWN)
 
 
-def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHandle[Any]]:
+def _begun(
+    due: list[TopLevel], waiting: list[Run], max_workers: int
+) -> list[Handle[Any] | AsyncHandle[Any]]:
     """Begin to execute the runs that are due, and park the others."""
     loop, limit, workers = None, None, _Workers(max_workers)
     if asyncio_state.loop_runs():
@@ -1115,7 +1092,7 @@ def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHand
 
         loop, limit = asyncio.get_running_loop(), asyncio.Semaphore(max_workers)
     handles: list[Handle[Any] | AsyncHandle[Any]] = []
-    for top in found.due:
+    for top in due:
         if loop is not None and top.workflow.is_coroutine:
             handles.append(start_task(top, limit))
         else:
@@ -1123,8 +1100,8 @@ def _begun(found: _ToContinue, max_workers: int) -> list[Handle[Any] | AsyncHand
             handles.append(handle)
             workers.take(top, handle)
     context = contextvars.copy_context()
-    for run in found.waiting:
-        if loop is not None and known_workflow(run.workflow).definition.is_coroutine:
+    for run in waiting:
+        if loop is not None and known_workflow(run.workflow).is_coroutine:
             start = functools.partial(_start, run, limit)
             go_on: Callable[[], object] = functools.partial(
                 loop.call_soon_threadsafe, start, context=context
@@ -1181,7 +1158,7 @@ class _Workers:
         def work() -> None:
             top = _call_of(given) if isinstance(given, Run) else given
             if top is not None:
-                execute_here(top, handle, wake=lambda _, again: self._add(again, handle))
+                execute_here(top, handle, lambda _, again: self._add(again, handle))
 
         self._add(work, handle)
 

@@ -109,7 +109,7 @@ class Forecast(NamedTuple):
 def forecast(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
     """Return what a start of this program would make of a run."""
     try:
-        definition: Definition = known_workflow(facts.workflow).definition
+        definition: Definition = known_workflow(facts.workflow)
     except ConfigurationError as error:
         return _of_unknown(store, seal, facts, str(error))
     try:
@@ -508,7 +508,7 @@ def replay(replica: Replica) -> Replayed:
     Recorded results answer its calls, and other calls are refused.
     """
     try:
-        definition = known_workflow(replica.facts.workflow).definition
+        definition = known_workflow(replica.facts.workflow)
         again = replayed(replica, definition, _NEWEST)
     except RunStopped as error:
         return Replayed("", str(error), stops=True)

@@ -210,11 +210,9 @@ def _workflow(replica: Replica, given: Any) -> Definition:
         if not isinstance(definition, Definition):
             raise ConfigurationError(f"{given!r} is no @workflow: give the decorated function")
         return definition
-    named = [each.definition for each in known_workflows() if each.definition.label == facts.label]
+    named = [each for each in known_workflows() if each.label == facts.label]
     try:
-        found: Definition = (
-            named[0] if len(named) == 1 else known_workflow(facts.workflow).definition
-        )
+        found: Definition = named[0] if len(named) == 1 else known_workflow(facts.workflow)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"run {facts.run_id!r} cannot be executed again: {error}; or give the workflow: "

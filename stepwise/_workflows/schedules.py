@@ -238,7 +238,7 @@ class Timetable:
         self._report = report
         self._schedules: dict[tuple[str, str], Schedule] = {}
         rows = {store.url: ScheduleRows(store, seal_for(store)) for store in stores}
-        for each in (known.definition for known in known_workflows()):
+        for each in known_workflows():
             url = open_store(each.options.store or settings.store()).url
             if each.options.every is None or url not in rows:
                 continue

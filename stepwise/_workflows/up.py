@@ -85,7 +85,7 @@ from stepwise._workflows import handles
 from stepwise._workflows.begin import TopLevel, run_of
 from stepwise._workflows.definition import Definition, TakesOptions
 from stepwise._workflows.execute import Recall, record_end_of_process, record_submission
-from stepwise._workflows.handles import Handle, UnfinishedRun, execute_here, refuse_start
+from stepwise._workflows.handles import UnfinishedRun, refuse_start
 from stepwise._workflows.queues import Agenda, Key, Plan, Queue, Turns
 from stepwise._workflows.resume import WorkflowRun
 from stepwise._workflows.schedules import Timetable
@@ -581,26 +581,27 @@ def _executed(
 
 def _reply(top: TopLevel, where: str) -> Reply:
     """Execute a run, and return how it ended."""
-    handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
-    execute_here(top, handle)
-    if handle._error is not None:
-        if is_of_the_engine(handle._error):
-            raise handle._error
+    try:
+        value = handles.executed(top)
+    except BaseException as error:
+        handles.tell_failure(top, error)
+        if is_of_the_engine(error):
+            raise
         opened = top.taken
         secrets = opened.active.secrets if isinstance(opened, WorkflowRun) else None
-        return _raised(handle._error, where, secrets)._replace(refused=not top.opened)
+        return _raised(error, where, secrets)._replace(refused=not top.opened)
     seal = seal_for(top.store)
     facts = facts_of(top.store, seal, top.run_id)
     end = read_end(top.store, seal, facts) if facts is not None else None
     if end is not None and end.ended is not None and end.ended.answers:
         return Reply("recorded", place=where)
     try:
-        return Reply("value", dump_code(handle._value), where)
+        return Reply("value", dump_code(value), where)
     except Exception as error:
         return _raised(
             errors.NotRecordableError(
                 f"run {top.run_id!r} completed {where}, and its result cannot be sent: {error}",
-                type_name=type(handle._value).__name__,
+                type_name=type(value).__name__,
             ),
             where,
         )
@@ -755,7 +756,7 @@ class Threads:
         """Begin to execute a run; see :class:`Engine`."""
         facts = job.run.facts
         log, context = self._output.begin(facts.run_id)
-        if known_workflow(facts.workflow).definition.is_coroutine:
+        if known_workflow(facts.workflow).is_coroutine:
             loop = self._event_loop()
             loop.call_soon_threadsafe(self._start, job, log, context=context)
         else:
@@ -771,20 +772,18 @@ class Threads:
 
     def _execute(self, job: Underway, log: RunLog) -> None:
         """Execute a run in the current thread."""
-        error: BaseException | None = None
-        refused = False
+        top, error = None, None
         try:
             top = job.run.again()
             top.permit = job.permit
-        except Exception as problem:  # classes of loaded values may raise, too
-            error, refused = problem, True
-        else:
-            handle: handles.Handle[Any] = handles.Handle(job.run.run)
-            handles.execute_here(top, handle)
-            error, refused = handle._error, not top.opened
+            handles.executed(top)
+        except BaseException as problem:  # classes of loaded values may raise, too
+            error = problem
+            if top is not None:
+                handles.tell_failure(top, problem)
         finally:
             self._output.end(log)
-            job.end(error, refused=refused)
+            job.end(error, refused=top is None or not top.opened)
 
     def _event_loop(self) -> Any:
         """Return the event loop of the coroutine workflows, which runs in its own thread."""
@@ -853,11 +852,8 @@ class OwnProcess:
 # -- module files ---------------------------------------------------------------------------------
 
 
-class ModuleFiles:
-    """The imported modules' files, watched for changes since the first look."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[int, int, int]] = {}
+class ModuleFiles(dict[str, tuple[int, int, int]]):
+    """The imported modules' files, watched for changes since the first look: their versions."""
 
     def look(self) -> list[str]:
         """Return the files that have changed since the last look.
@@ -874,8 +870,8 @@ class ModuleFiles:
             except (OSError, ValueError):
                 continue
             version = found.st_mtime_ns, found.st_size, found.st_ino
-            if self._known.setdefault(file, version) != version:
-                self._known[file] = version
+            if self.setdefault(file, version) != version:
+                self[file] = version
                 changed.append(file)
         return changed
 
@@ -944,7 +940,7 @@ def stores_for(modules: Sequence[str]) -> list[Store]:
     Raises:
         ConfigurationError: a module has no workflow; or the store does not outlive a process.
     """
-    known = [each.definition for each in known_workflows()]
+    known = known_workflows()
     for name in modules:
         # Not by an attribute: the proxies of web frameworks raise outside of a request.
         held = any(
@@ -998,7 +994,7 @@ class Supervisor:
         self._queues = [
             Queue(backlog, names)
             for backlog in self._backlogs.values()
-            for names in {names_of(each.definition) for each in known_workflows()}
+            for names in {names_of(each) for each in known_workflows()}
         ]
         self._draws: list[float] = []  # moments, by the monotonic clock, of looks at the queues
         self._terms, self._report = terms, report
@@ -1224,7 +1220,7 @@ class Supervisor:
 
     def _name_unserved(self, backlog: handles.Backlog) -> None:
         """Name a submitted run of each workflow that is not known here, once for each workflow."""
-        known = {name for each in known_workflows() for name in names_of(each.definition)}
+        known = {name for each in known_workflows() for name in names_of(each)}
         for run in backlog.first_of_others(known):
             if run.facts.workflow not in self._strange:
                 self._consider(run)
@@ -1261,7 +1257,7 @@ class Supervisor:
         """
         if self._terms.once or self._terms.only:
             return
-        known = [each.definition for each in known_workflows()]
+        known = known_workflows()
         names = {
             supervisor_name(each.full_name, code) for each in known for code in ("", each.code)
         }
@@ -1364,7 +1360,7 @@ class Supervisor:
             self._agenda.plans.pop(key, None)  # a process executes the run
             return
         try:
-            definition = known_workflow(facts.workflow).definition
+            definition = known_workflow(facts.workflow)
         except errors.ConfigurationError as error:
             self._leave_strange(run, error)
             return
@@ -1480,7 +1476,7 @@ class Supervisor:
 
     def _is_held(self, plan: Plan) -> bool:
         """Ask for the turn of a run whose workflow has ``concurrent=``; return whether it waits."""
-        workflow = known_workflow(plan.run.facts.workflow).definition
+        workflow = known_workflow(plan.run.facts.workflow)
         is_free = workflow.options.concurrent is None
         if is_free or plan.alone or self._engine is not self._here:
             return False  # another process asks itself
@@ -1527,7 +1523,7 @@ class Supervisor:
         facts = run.facts
         if facts.run_id in self._terms.only or not facts.code:
             return False
-        if facts.code == known_workflow(facts.workflow).definition.code:
+        if facts.code == known_workflow(facts.workflow).code:
             return False
         # The execution reports an error.
         with contextlib.suppress(errors.StepwiseError, errors.RunStopped):

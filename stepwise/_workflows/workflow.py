@@ -68,10 +68,14 @@ def _start(workflow: definitions.Definition, instance: Any, args: Any, kwargs: A
     return start(workflow, instance, args, kwargs)
 
 
-def _resume(workflow: definitions.Definition, run: Run, *how: Any, **more: Any) -> Any:
-    from stepwise._workflows.handles import resume  # on use
+class _KnownDefinition(definitions.Definition):
+    """The definition by a decorator, by which this process knows the workflow."""
 
-    return resume(workflow, run, *how, **more)
+    def resume(self, run: Run, inputs: Mapping[str, Any], *, here: bool = False) -> Any:
+        """Continue a run; return its handle, or its result if it is executed ``here``."""
+        from stepwise._workflows.handles import resume  # on use
+
+        return resume(self, run, inputs, here=here)
 
 
 class _Offers(definitions.TakesOptions, Generic[P, R_co]):
@@ -371,8 +375,8 @@ if TYPE_CHECKING:
 
 
 def _rebuild(wrapped: Any, options: definitions.Options, place: str) -> Any:
-    definition = definitions.Definition(_unbound(wrapped), options, place=place)
-    register(definition, _resume)
+    definition = _KnownDefinition(_unbound(wrapped), options, place=place)
+    register(definition)
     return Workflow(wrapped, definition)
 
 
@@ -513,12 +517,12 @@ def _decorate(function: Any, given: dict[str, Any]) -> Any:
     name_truly(plain)
     keep_up_to_date(_Offers, _follow)
     _options.check("workflow", label_of(plain), given)
-    definition = definitions.Definition(plain, definitions.Options().changed(given))
+    definition = _KnownDefinition(plain, definitions.Options().changed(given))
     if not given.keys().isdisjoint(_options.OF_SCHEDULES):
         from stepwise._workflows.schedules import check_schedule  # on use
 
         check_schedule(definition, given)
-    register(definition, _resume)
+    register(definition)
     return Workflow(function, definition)
 
 

@@ -99,7 +99,7 @@ class Followers:
             dead = await asyncio.to_thread(self._dead, run)
             if dead is None:
                 return
-            if known_workflow(dead.workflow).definition.is_coroutine:
+            if known_workflow(dead.workflow).is_coroutine:
                 dead.resume()  # as a task of this loop
             else:
                 await asyncio.to_thread(dead.resume)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import workflow
-from stepwise._execution.process_memory import KnownWorkflow
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease, supervisor_name
 from stepwise._journal.schedule_rows import SCHEDULES, ScheduleRows, entry_of
@@ -39,7 +38,7 @@ class Process:
 
     def __init__(self, moment, *workflows):
         self._moment, self.said = moment, []
-        known = [KnownWorkflow(each.definition, None) for each in workflows]
+        known = [each.definition for each in workflows]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "known_workflows", lambda: known)
             self._timetable = Timetable([default()], lambda *told: self.said.append(told))

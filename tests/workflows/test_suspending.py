@@ -531,7 +531,7 @@ def test_the_program_ends_while_a_started_run_waits(tmp_path):
         handle = plain.start()
         waiting = threading.Thread(target=waits)
         waiting.start()
-        while handle.status != "suspended" or handle._end_bell is None:
+        while handle.status != "suspended" or not handle._ended._cond._waiters:
             threading.Event().wait(0.01)
         """,
     )
