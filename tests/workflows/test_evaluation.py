@@ -223,7 +223,7 @@ def test_another_object_scores_anew(judge):
     assert len(judged()) in (0, 6)  # by the objects that count
 
 
-def test_runs_that_score_are_not_told_of(capfd):
+def test_runs_that_score_are_not_told_of(told):
     """A score that failed is made again, and nobody is told of the run that makes it."""
     broken = [True]
 
@@ -237,7 +237,7 @@ def test_runs_that_score_are_not_told_of(capfd):
         rows = evaluate(runs, at=1, variations=1, score=score, effects="collect", max_workers=1)
         assert {row["score"] for row in rows if row["variation"] == "base"} == expected
         broken.clear()
-    assert ".score-" not in capfd.readouterr().err
+    assert ".score-" not in told()
 
 
 def test_an_object_that_nothing_tells_from_others(capfd):
