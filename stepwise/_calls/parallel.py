@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from stepwise._calls.executors import (
 )
 from stepwise._calls.steps import SentStep, step_of
 from stepwise._execution.active_run import Scope, current_scope
-from stepwise._runtime.messages import fold
+from stepwise._runtime.messages import fold, thread_context
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError
 
@@ -291,9 +290,7 @@ def in_threads(
 
     pool = ThreadPoolExecutor(max_workers, thread_name_prefix="stepwise map")
     try:
-        futures: list[Future[Any]] = [
-            pool.submit(contextvars.copy_context().run, one, job) for job in jobs
-        ]
+        futures: list[Future[Any]] = [pool.submit(thread_context().run, one, job) for job in jobs]
         if find is not None and hasattr(find(), "lend"):
             find().lend(lambda: _settled(futures))
         wait(futures, return_when=FIRST_EXCEPTION)

@@ -7,7 +7,6 @@ call finds the branches again: it goes on with the unfinished ones, and executes
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import itertools
 import time
@@ -49,7 +48,7 @@ from stepwise._runs.fork import (
 from stepwise._runs.messages import forward
 from stepwise._runs.steps import instead
 from stepwise._runtime.facts import public
-from stepwise._runtime.messages import printable
+from stepwise._runtime.messages import printable, thread_context
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
 from stepwise._values.preview import preview
@@ -337,7 +336,7 @@ def branch(
     with pooled(f"the branches of {run.id}", budget, spent):
         pool = ThreadPoolExecutor(max_workers, "stepwise branch")
         try:
-            jobs = [pool.submit(contextvars.copy_context().run, work, each) for each in found]
+            jobs = [pool.submit(thread_context().run, work, each) for each in found]
             for job in jobs:
                 job.result()
         finally:

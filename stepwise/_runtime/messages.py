@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import contextvars
 import functools
 import logging
 import os
@@ -31,6 +32,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -208,6 +210,27 @@ def caller() -> FrameType | None:
 
 
 _nowhere: dict[Any, int] = {}  # warnings that were issued without a place
+_Place = tuple[str, int, dict[str, Any]]  # file, line, the globals there
+
+_working_for: ContextVar[_Place | None] = ContextVar("stepwise_working_for", default=None)
+"""The place for which a thread works whose other frames are all ours.
+
+Not its frame, whose variables would live as long as the context.
+"""
+
+
+def _place() -> _Place | None:
+    frame = caller()
+    if frame is None:
+        return _working_for.get()
+    return frame.f_code.co_filename, frame.f_lineno or 0, frame.f_globals
+
+
+def thread_context() -> contextvars.Context:
+    """Return a copy of the context for a thread of ours; its warnings show the caller's place."""
+    context = contextvars.copy_context()
+    context.run(_working_for.set, _place())
+    return context
 
 
 @reports
@@ -225,18 +248,13 @@ def report_misspelled() -> None:
 
 def warn(text: str, category: type[StepwiseWarning]) -> None:
     """Issue a warning at the nearest code that is not ours."""
-    text, frame = printable(text, sys.maxsize), caller()
-    if frame is None:  # only our own frames: Python uses this place at the end of a stack
+    text, place = printable(text, sys.maxsize), _place()
+    if place is None:  # only our own frames: Python uses this place at the end of a stack
         warnings.warn_explicit(text, category, "sys", 1, "sys", _nowhere)
         return
-    warnings.warn_explicit(
-        text,
-        category,
-        filename=frame.f_code.co_filename,
-        lineno=frame.f_lineno or 0,
-        module=frame.f_globals.get("__name__"),
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
-    )
+    file, line, names = place
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, file, line, names.get("__name__"), registry)
 
 
 # -- tracebacks -----------------------------------------------------------------------------------

@@ -76,7 +76,15 @@ from stepwise._rewrite.positions import Points
 from stepwise._runtime import asyncio_state, settings, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import count, kernel_shell, notice, reports, shell_word, warn
+from stepwise._runtime.messages import (
+    count,
+    is_ours,
+    kernel_shell,
+    notice,
+    reports,
+    shell_word,
+    warn,
+)
 from stepwise._values import digest as _digest
 from stepwise._values.codec import Codec
 from stepwise._values.digest import dotted
@@ -212,7 +220,8 @@ def look_beside(
     Raises:
         RunConflictError: a run of a missing workflow has side effects that this run may repeat.
     """
-    _tell_of_unfinished(store, seal, new, callee.parts)
+    if not is_ours(callee.workflow.source.filename):
+        _tell_of_unfinished(store, seal, new, callee.parts)
     for old in _under_other_names(store, seal, new, callee) or ():
         effects = _effects_of(store, seal, old)
         resume = f"STEPWISE_RESUME={shell_word(old.run_id)}, or .options(run_id={old.run_id!r})"

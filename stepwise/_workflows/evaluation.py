@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextvars
 import csv
 import inspect
 import io
@@ -49,7 +48,7 @@ from stepwise._runs.branching import (
 from stepwise._runs.run import Run, current_run
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple, public
-from stepwise._runtime.messages import notice
+from stepwise._runtime.messages import notice, thread_context
 from stepwise._runtime.options import check_kind
 from stepwise._values import digest
 from stepwise._values.preview import preview
@@ -346,7 +345,7 @@ def evaluate(
             for job in _each_to_score(runs, at, each_of, effects):
                 if account is not None:
                     _count_before(account, job, scorer)
-                context = contextvars.copy_context()
+                context = thread_context()
                 waiting.append(pool.submit(context.run, _done, job, scorer, inputs or {}))
                 while len(waiting) > 2 * max_workers:  # else all branches would be in memory
                     found.append(waiting.popleft().result())

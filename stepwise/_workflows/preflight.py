@@ -37,6 +37,7 @@ from stepwise._matching.pool import Pool
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runs.replica import Replica, taken_from
 from stepwise._runs.run import each_listed
+from stepwise._runs.steps import settled
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
@@ -574,21 +575,27 @@ class Forecasts:
     def __iter__(self) -> Iterator[Forecast]:
         for store in self._stores:
             seal = journals.seal_for(store)
-            for facts in self._facts(store, seal):
-                found = self._replayed(store, seal, forecast(store, seal, facts))
-                self.exit_code = max(self.exit_code, found.severity)
-                yield found
+            for found in self._found(store, seal):
+                shown = self._replayed(store, seal, found)
+                self.exit_code = max(self.exit_code, shown.severity)
+                yield shown
 
-    def _facts(self, store: Store, seal: Seal) -> Iterator[RunFacts]:
+    def _found(self, store: Store, seal: Seal) -> Iterator[Forecast]:
         unfinished = iter(store.heads(unfinished=True))
+        shown: set[str] = set()
         for head in itertools.islice(unfinished, self._most):
-            facts = journals.facts_of(store, seal, head.run_id)
-            if facts is not None and facts.status not in ("completed", "cancelled"):
-                yield facts
+            found = _forecast_now(store, seal, head.run_id)
+            if found is not None and found.facts.status not in ("completed", "cancelled"):
+                shown.add(head.run_id)
+                yield found
         self.is_cut = self.is_cut or next(unfinished, None) is not None
         if self._completed:
             over = each_listed(status="completed", store=store, where=lambda each: not each.parent)
-            yield from (each.facts for each in itertools.islice(over, self._completed))
+            for each in itertools.islice(over, self._completed):
+                run_id = each.facts.run_id
+                found = _forecast_now(store, seal, run_id) if run_id not in shown else None
+                if found is not None:
+                    yield found
 
     def _replayed(self, store: Store, seal: Seal, found: Forecast) -> Forecast:
         if self._execute is None or found.facts.parent or found.verdict in ("refuses", "elsewhere"):
@@ -598,6 +605,15 @@ class Forecasts:
         except (StepwiseError, RunStopped) as error:
             return with_replay(found, Replayed("", f"not replayed: {error}"))
         return with_replay(found, self._execute(replica))
+
+
+def _forecast_now(store: Store, seal: Seal, run_id: str) -> Forecast | None:
+    """Return the forecast of a run as of one moment; ``None`` if it has been deleted."""
+    try:
+        return settled(store, seal, run_id, lambda facts, _: forecast(store, seal, facts))
+    except (StepwiseError, RunStopped) as error:
+        facts = journals.facts_of(store, seal, run_id)
+        return Forecast(facts, "refuses", why=str(error)) if facts is not None else None
 
 
 # -- in words -------------------------------------------------------------------------------------

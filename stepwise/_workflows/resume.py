@@ -32,7 +32,7 @@ from stepwise._rewrite.positions import following_line, prefix_fingerprint
 from stepwise._rewrite.source import Source
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import settings
-from stepwise._runtime.messages import count, notice, shell_word
+from stepwise._runtime.messages import count, is_ours, notice, shell_word
 from stepwise._values.codec import JSON, PYTHON
 from stepwise._workflows.definition import BoundCall, is_defined
 from stepwise._workflows.execute import Invocation, OpenedRun
@@ -488,6 +488,7 @@ class WorkflowRun(OpenedRun):
         step = active.progress.resumed_from or 0
         code = self._callee.workflow.code
         record_resumed(active, self._told, step, code=code, void=self._void)
-        if active.parent is None and not (self._is_first or active.is_branch):  # it has a table
+        has_table = active.is_branch or is_ours(self._callee.workflow.source.filename)
+        if active.parent is None and not (self._is_first or has_table):
             why = self._fits.why
             notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")

@@ -574,7 +574,7 @@ def _executed(
     kwargs: Mapping[str, Any],
 ) -> Reply:
     top = TopLevel(definition, instance, args, kwargs)
-    top.mean(order.run_id, explicit=order.explicit)
+    top.mean(order.run_id, explicit=order.explicit, recorded=True)
     top.resumes = order.resumes
     return _reply(top, where)
 

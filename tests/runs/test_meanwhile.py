@@ -20,6 +20,7 @@ from stepwise._runs.maintenance import delete_each, old_runs
 from stepwise._runs.replica import taken_from
 from stepwise._runs.verify import empty_streams
 from stepwise._runtime import settings
+from stepwise._workflows.preflight import Forecasts
 from stepwise.errors import RunNotFoundError, RunStopped, StepwiseError
 from stepwise.stores import disk
 
@@ -162,6 +163,9 @@ READERS = {
     "a step": lambda run: find_step(run, 1).name,
     "result": lambda run: run.result,
     "error": lambda run: repr(run.error),
+    "preflight": lambda run: [
+        each.verdict for each in Forecasts([run.store], 100, 100) if each.facts.run_id == run.id
+    ],
 }
 
 

@@ -465,3 +465,21 @@ class Panel:
 def test_calls_that_follow_each_other_change_one_object(call):
     """With one worker, what the calls change in one object comes back, as that of a loop does."""
     assert crash_everywhere(call, limit=LIMIT).result == [3, [4, 5], [1, 3, 2, 4, 5]]
+
+
+def test_a_warning_of_a_call_shows_its_line():
+    """A warning about a call in a thread of ours shows the line that asked for the calls."""
+
+    @step
+    def draft(n, seen):
+        seen.append(threading.Lock())
+        return n
+
+    @workflow
+    def agent():
+        seen = []
+        return best_of([{"n": 1, "seen": seen}], draft, score=lambda n: n)
+
+    with pytest.warns(stepwise.ArgumentMutatedWarning) as warned:
+        assert agent() == 1
+    assert {each.filename for each in warned} == {__file__}

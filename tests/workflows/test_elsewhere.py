@@ -6,7 +6,7 @@ import time
 import pytest
 
 import stepwise
-from stepwise import ConfigurationError, StepwiseError, get_run, step, workflow
+from stepwise import ConfigurationError, RunNotFoundError, StepwiseError, get_run, step, workflow
 from stepwise._journal.journal import Journal, facts_of, seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.records import Resumed
@@ -101,6 +101,16 @@ def test_a_run_that_always_dies():
     with pytest.raises(StepwiseError, match="died 10 times"):
         placement.result(carry_out(order, "here"))
     assert not done
+
+
+def test_a_run_that_was_deleted_meanwhile():
+    """A run that was deleted before its task begins, or is begun again, is not begun anew."""
+    placement = submitted("a")
+    order = placement.order()
+    placement.run.delete()
+    with pytest.raises(RunNotFoundError, match="it was deleted"):
+        placement.result(carry_out(order, "here"))
+    assert (done, stepwise.runs()) == ([], [])
 
 
 def test_another_key(monkeypatch):

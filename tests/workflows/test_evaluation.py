@@ -223,6 +223,23 @@ def test_another_object_scores_anew(judge):
     assert len(judged()) in (0, 6)  # by the objects that count
 
 
+def test_runs_that_score_are_not_told_of(told):
+    """A score that failed is made again, and nobody is told of the run that makes it."""
+    broken = [True]
+
+    def score(result):
+        if broken:
+            raise ValueError(result)
+        return len(result)
+
+    runs = [agent.execute(topic) for topic in ("tides", "winds")]
+    for expected in ({None}, {14}):
+        rows = evaluate(runs, at=1, variations=1, score=score, effects="collect", max_workers=1)
+        assert {row["score"] for row in rows if row["variation"] == "base"} == expected
+        broken.clear()
+    assert ".score-" not in told()
+
+
 def test_an_object_that_nothing_tells_from_others(capfd):
     """Where nothing tells two judges apart, each call scores anew, and says why."""
     stepwise.configure(quiet=False)
