@@ -29,6 +29,9 @@ PROGRAMS = pathlib.Path(__file__).resolve().parent
 ATTEMPTS = 12
 COMMAND = os.path.join(sysconfig.get_path("scripts"), "stepwise")
 
+# What a fork of `stepwise up` executes first: it looks often, and waits shortly after a death.
+SOON = "from stepwise._workflows import up; up._SCAN, up._LONGEST = 0.2, 0.1"
+
 _DID = re.compile(r"did (.*?) -> (.*)")
 _IMPORT = re.compile(r"^\s*(?:import|from) .*", re.MULTILINE)
 _LARGE = re.compile(r"\b(?:anthropic|httpx2?|openai|pydantic)\b")
@@ -210,9 +213,10 @@ class Watched:
     Args:
         err: the file for its stderr.
         imports: modules that the host has imported, so that the program need not.
+        first: a source that a fork executes before the program.
     """
 
-    def __init__(self, *argv, cwd, env, err, imports=()):
+    def __init__(self, *argv, cwd, env, err, imports=(), first=""):
         words = [*map(str, argv)]
         self._file = err.open("a") if WHOLE else None
         if WHOLE:
@@ -230,7 +234,8 @@ class Watched:
             out = pathlib.Path(folder, "out")
             os.mkfifo(out)
             self._imports, self._host = imports, _idle_host(imports)
-            _tell(self._host, {**_request(words, cwd, env, out=out, err=err), "watched": True})
+            request = _request(words, cwd, env, first, out=out, err=err)
+            _tell(self._host, {**request, "watched": True})
             self._pid = json.loads(self._host.stdout.readline())["pid"]
             self.stdout = out.open(encoding="utf-8")
 
