@@ -7,6 +7,7 @@ costs a fork.  :class:`Lab` is one program's folder: its runs, its log, what it 
 import atexit
 import contextlib
 import functools
+import io
 import itertools
 import json
 import os
@@ -214,9 +215,10 @@ class Watched:
         err: the file for its stderr.
         imports: modules that the host has imported, so that the program need not.
         first: a source that a fork executes before the program.
+        terminal: what a fork reads and writes instead, and ``stdout`` is empty.
     """
 
-    def __init__(self, *argv, cwd, env, err, imports=(), first=""):
+    def __init__(self, *argv, cwd, env, err="", imports=(), first="", terminal=""):
         words = [*map(str, argv)]
         self._file = err.open("a") if WHOLE else None
         if WHOLE:
@@ -232,12 +234,12 @@ class Watched:
             return
         with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
             out = pathlib.Path(folder, "out")
+            files = {"terminal": terminal} if terminal else {"out": out, "err": err}
             os.mkfifo(out)
             self._imports, self._host = imports, _idle_host(imports)
-            request = _request(words, cwd, env, first, out=out, err=err)
-            _tell(self._host, {**request, "watched": True})
+            _tell(self._host, {**_request(words, cwd, env, first, **files), "watched": True})
             self._pid = json.loads(self._host.stdout.readline())["pid"]
-            self.stdout = out.open(encoding="utf-8")
+            self.stdout = io.StringIO() if terminal else out.open(encoding="utf-8")
 
     def kill(self, number=signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
