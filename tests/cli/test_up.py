@@ -13,7 +13,7 @@ import urllib.request
 from collections import Counter
 
 import pytest
-from harness import Watched, python, until
+from harness import SOON, Watched, python, until
 
 import stepwise
 from stepwise._journal.journal import read_entries, seal_for
@@ -69,7 +69,7 @@ def patient(name):
     begin(name)
     word = stepwise.wait_for("go", type=str)
     work(word)
-    stepwise.sleep(1.5)
+    stepwise.sleep(0.2)
     return word
 
 @workflow
@@ -77,7 +77,7 @@ async def apatient(name):
     begin(name)
     word = await stepwise.wait_for("go", type=str)
     await awork(word)
-    await stepwise.sleep(1.5)
+    await stepwise.sleep(0.2)
     return word
 
 @workflow
@@ -119,11 +119,14 @@ def crash(name, workflow="job"):
     return found
 
 
+def once(*arguments, code=None):
+    """``stepwise up --once``, to its end."""
+    return python("stepwise", "up", "--once", *arguments, first=SOON, code=code)
+
+
 def up(*arguments, code=0):
-    """``stepwise up --once``, to its end; return what it printed on stderr."""
-    done = python("stepwise", "up", "--once", *arguments)
-    assert done.returncode == code, done.stderr
-    return done.stderr
+    """The same; return what it printed on stderr."""
+    return once(*arguments, code=code).stderr
 
 
 class Running(Watched):
@@ -133,7 +136,7 @@ class Running(Watched):
         self.errors = pathlib.Path(f"errors{len([*pathlib.Path().glob('errors*')])}").absolute()
         self.errors.touch()
         self._code = None
-        super().__init__(*words, cwd=os.getcwd(), env=os.environ, err=self.errors)
+        super().__init__(*words, cwd=os.getcwd(), env=os.environ, err=self.errors, first=SOON)
 
     def wait(self):
         if self._code is None:
@@ -237,7 +240,7 @@ def test_runs_of_other_programs_are_listed(place):
 def test_json(place):
     """With ``--json``, stdout is one JSON object a line, and what runs print is on stderr."""
     run_id = crash("a", "family")
-    done = python("stepwise", "up", "--once", "--json", "jobs")
+    done = once("--json", "jobs")
     *events, last = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["event"] for each in events] == ["ready", "begun", "ended"]
     assert (last["event"], last["wake"]) == ("done", None)
@@ -376,7 +379,7 @@ def test_a_run_that_kills_its_process(place):
     poison, others = crash("poison"), [crash("a"), crash("b")]
     pathlib.Path("die poison").touch()
     up("jobs", code=9)  # takes the process along
-    said = until(lambda: "left alone" in (text := _whatever("jobs")) and text)
+    said = until(lambda: "left alone" in (text := up("jobs", code=None)) and text)
     assert "its process died 3 times at the same step" in said
     assert f"to continue it: stepwise up --once --run {poison} jobs" in said
     assert [status(each) for each in others] == ["completed"] * 2
@@ -394,10 +397,6 @@ def test_a_run_that_kills_its_process(place):
     pathlib.Path("die poison").unlink()
     up("--run", poison, "jobs")
     assert status(poison) == "completed"
-
-
-def _whatever(*arguments):
-    return python("stepwise", "up", "--once", *arguments).stderr
 
 
 def test_an_edit_is_reported(place):
@@ -629,7 +628,7 @@ def test_runs_that_wait_for_a_person(place):
 
 def said_once(*words):
     """``stepwise up --once --json``; return its last line."""
-    done = python("stepwise", "up", "--once", "--json", *words, "jobs")
+    done = once("--json", *words, "jobs")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -667,8 +666,8 @@ def test_after_a_death_it_is_woken_for_the_retry(place):
     pathlib.Path("die a").touch()
     run_id = crash("a")
     pathlib.Path("die a").touch()
-    python("stepwise", "up", "--once", "jobs")  # dies, too
-    python("stepwise", "up", "--once", "jobs")  # its run dies alone
+    once("jobs")  # dies, too
+    once("jobs")  # its run dies alone
     said = said_once()
     assert [each["status"] for each in said["left"]] == ["stuck"]
     assert (said["left"][0]["id"], said["wake"], said["exit_code"]) == (run_id, None, 1)
@@ -726,7 +725,7 @@ def test_once_keeps_a_store_small(place):
         until(lambda: store.count_heads() < 12)
         process.kill()
     assert all(run.verify().ok for run in stepwise.runs())
-    python("stepwise", "up", "--once", "jobs")
+    once("jobs")
     assert store.count_heads() == 4
 
 

@@ -371,12 +371,12 @@ def one(value):
 
 @workflow
 def hostile():
-    text = "x" * 10_000_000
+    text = "x" * 1_000_000
     emoji = "\\U0001f600" * 100_000
     deep = []
     for _ in range(100):
         deep = [{"key " * 100: deep}]
-    wide = {f"key{n}": "y" * 50 for n in range(20_000)}
+    wide = {f"key{n}": "y" * 50 for n in range(2_000)}
     one(text)
     one(wide)
     VARIABLES
@@ -389,9 +389,9 @@ hostile.options(run_id="hostile", tags={"t" * 200: "u" * 200})()
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A run in the store of the test with ten thousand variables, long texts and deep lists."""
+    """A run in the store of the test with a thousand variables, long texts and deep lists."""
     script = tmp_path / "hostile.py"
-    names = "\n    ".join(f"v{n} = {n}" for n in range(10_000))
+    names = "\n    ".join(f"v{n} = {n}" for n in range(1_000))
     script.write_text(HOSTILE.replace("VARIABLES", names))
     done = python(script, env=dict(os.environ))
     assert "ValueError" in done.stderr[:100_000]

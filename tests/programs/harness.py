@@ -7,6 +7,7 @@ costs a fork.  :class:`Lab` is one program's folder: its runs, its log, what it 
 import atexit
 import contextlib
 import functools
+import io
 import itertools
 import json
 import os
@@ -28,6 +29,9 @@ from sweeping import WHOLE
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 ATTEMPTS = 12
 COMMAND = os.path.join(sysconfig.get_path("scripts"), "stepwise")
+
+# What a fork of `stepwise up` executes first: it looks often, and waits shortly after a death.
+SOON = "from stepwise._workflows import up; up._SCAN, up._LONGEST = 0.2, 0.1"
 
 _DID = re.compile(r"did (.*?) -> (.*)")
 _IMPORT = re.compile(r"^\s*(?:import|from) .*", re.MULTILINE)
@@ -210,9 +214,11 @@ class Watched:
     Args:
         err: the file for its stderr.
         imports: modules that the host has imported, so that the program need not.
+        first: a source that a fork executes before the program.
+        terminal: what a fork reads and writes instead, and ``stdout`` is empty.
     """
 
-    def __init__(self, *argv, cwd, env, err, imports=()):
+    def __init__(self, *argv, cwd, env, err="", imports=(), first="", terminal=""):
         words = [*map(str, argv)]
         self._file = err.open("a") if WHOLE else None
         if WHOLE:
@@ -228,11 +234,12 @@ class Watched:
             return
         with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
             out = pathlib.Path(folder, "out")
+            files = {"terminal": terminal} if terminal else {"out": out, "err": err}
             os.mkfifo(out)
             self._imports, self._host = imports, _idle_host(imports)
-            _tell(self._host, {**_request(words, cwd, env, out=out, err=err), "watched": True})
+            _tell(self._host, {**_request(words, cwd, env, first, **files), "watched": True})
             self._pid = json.loads(self._host.stdout.readline())["pid"]
-            self.stdout = out.open(encoding="utf-8")
+            self.stdout = io.StringIO() if terminal else out.open(encoding="utf-8")
 
     def kill(self, number=signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):

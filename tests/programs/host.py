@@ -12,6 +12,7 @@ signal.  The host has opened no store and started no thread; the fork then runs 
 ``input``       a file to read from.
 ``first``       a source that is executed before the program.
 ``kill_after``  the seconds after which it is killed.
+``terminal``    instead of these three: the terminal on which it is in the foreground.
 ``watched``     whether to say ``{"pid": N}`` first; it prints line by line.
 ``session``     whether it begins a session of its own, so that its children can be ended with it.
 
@@ -22,6 +23,7 @@ import asyncio
 import asyncio.runners  # noqa: F401
 import atexit
 import concurrent.futures.thread  # noqa: F401
+import fcntl
 import gc
 import importlib
 import importlib.machinery
@@ -32,6 +34,7 @@ import select
 import signal
 import sqlite3  # noqa: F401
 import sys
+import termios
 import threading
 import time
 import types
@@ -51,9 +54,12 @@ def serve():
     """Answer requests; in the fork, give the request to be run."""
     for line in sys.stdin:
         request = json.loads(line)
+        terminal = "terminal" in request and os.open(request["terminal"], os.O_RDWR | os.O_NOCTTY)
         pid = os.fork()
         if pid == 0:
-            return request
+            return {**request, "terminal": terminal}
+        if terminal:
+            os.close(terminal)
         if "watched" in request:
             print(json.dumps({"pid": pid}), flush=True)
         began = time.perf_counter()
@@ -79,11 +85,14 @@ def become(request):
     signal.alarm(TIMEOUT)  # a hang ends, loudly
     if request.get("session"):
         os.setsid()
-    appended = os.O_CREAT | os.O_APPEND | os.O_WRONLY
-    os.dup2(os.open(request.get("input", os.devnull), os.O_RDONLY), 0)
-    os.dup2(os.open(request["out"], appended, 0o600), 1)
-    same = request["err"] == request["out"]  # perhaps a pipe without a name by now
-    os.dup2(1 if same else os.open(request["err"], appended, 0o600), 2)
+    if request["terminal"]:
+        os.setsid()
+        fcntl.ioctl(request["terminal"], termios.TIOCSCTTY, 0)
+        for number in range(3):
+            os.dup2(request["terminal"], number)
+        sys.stdin = os.fdopen(0, closefd=False)  # nothing of the host's input is in its buffer
+    else:
+        redirect(request)
     if request.get("alone"):
         os.environ.clear()
     if "watched" in request:
@@ -111,6 +120,15 @@ def become(request):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit((code or 0) & 0xFF)
+
+
+def redirect(request):
+    """Read and write files, or pipes, instead of those of the host."""
+    appended = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+    os.dup2(os.open(request.get("input", os.devnull), os.O_RDONLY), 0)
+    os.dup2(os.open(request["out"], appended, 0o600), 1)
+    same = request["err"] == request["out"]  # perhaps a pipe without a name by now
+    os.dup2(1 if same else os.open(request["err"], appended, 0o600), 2)
 
 
 OURS = {__file__, runpy.__file__, runpy.run_path.__code__.co_filename}

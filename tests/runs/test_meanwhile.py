@@ -237,7 +237,7 @@ def test_before_or_after(name, reader, at_each_read):
     held = [*(answer for answer, *_ in known), answer_of(read, life, None, at_each_read)[0]]
     trials = [(made, n) for made, (_, reads, _) in enumerate(known) for n in range(1, reads + 1)]
     found = []
-    for made, number in some(trials, 30, f"{name} {reader}"):
+    for made, number in some(trials, 12, f"{name} {reader}"):
         answer, _, has_moved = answer_of(read, life, first + made, at_each_read, number)
         if has_moved and answer not in held[made : made + 2]:
             found.append((moves.split()[first + made], number, answer, held[made : made + 2]))

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import NamedTuple
 
 import pytest
-from harness import Watched, python, until
+from harness import SOON, Watched, python, until
 from restarted import edited
 
 import stepwise
@@ -83,7 +83,7 @@ class Versions:
 
     def command(self, version, *words, code=0):
         """Execute the command in a version's folder; return what it said."""
-        done = python("stepwise", *words, cwd=self.folder / version)
+        done = python("stepwise", *words, cwd=self.folder / version, first=SOON)
         assert code in (done.returncode, None), done.stderr
         return done.stdout + done.stderr
 
@@ -119,8 +119,9 @@ class Up(Watched):
         self.err.touch()
         self.code = None
         super().__init__(
-            "stepwise", "up", *words, "jobs", cwd=folder / version, env=os.environ, err=self.err
-        )
+            "stepwise", "up", *words, "jobs",
+            cwd=folder / version, env=os.environ, err=self.err, first=SOON,
+        )  # fmt: skip
 
     def __enter__(self):
         until(lambda: "to continue" in self.said)
