@@ -21,7 +21,7 @@ from stepwise._checkpoints.references import (
 )
 from stepwise._journal import journal as journals
 from stepwise._journal.records import Entry, RunFacts, Sums
-from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._journal.seal import Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values import codec
 from stepwise._values.preview import Secrets
@@ -296,10 +296,10 @@ class Checkpoints:
         beside = journals.names_beside(journal.store, journal.run_id)
         if beside and oldest in self._names:
             vault = Vault(journal.store, journal.seal, journal.run_id)
-            try:
-                calls = State(*vault.open(oldest).header).calls
-            except DamagedError:
+            opened = vault.open(oldest)
+            if opened is None:
                 return []
+            calls = State(*opened.header).calls
         return [name for name, call in beside.items() if call <= calls]
 
     def _behind(self, kept: list[str], state: State) -> int:
@@ -376,10 +376,12 @@ def sealed(
 
 def load_checkpoint(vault: Vault, name: str) -> Loaded | None:
     """Return the checkpoint of that name, or ``None`` if it does not verify."""
+    opened = vault.open(name)
+    if opened is None:
+        return None
     try:
-        opened = vault.open(name)
         state = State(*opened.header)
-    except (DamagedError, TypeError):
+    except TypeError:
         return None
     if not vault.holds(Needs.of(state.needs)):
         return None
@@ -460,10 +462,8 @@ class _Chunks:
 
     def _needed(self, name: str) -> Needs:
         """Return the references of a checkpoint; empty if the checkpoint does not verify."""
-        try:
-            return Needs.of(State(*self._vault.open(name).header).needs)
-        except DamagedError:
-            return Needs()
+        opened = self._vault.open(name)
+        return Needs.of(State(*opened.header).needs) if opened is not None else Needs()
 
     def unneeded(self, name: str, needs: Needs, kept: list[str], *, pruning: bool) -> list[str]:
         """Return the chunks that no checkpoint needs any more, now that ``name`` is the newest.

@@ -176,14 +176,12 @@ class Vault:
         self._chunks: dict[int, Chunk | None] = {}
         self._records: dict[int, bytes | None] = {}
 
-    def open(self, name: str) -> Envelope:
+    def open(self, name: str) -> Envelope | None:
         """Return the opened envelope of a stored object of the run.
 
-        Raises:
-            DamagedError: the object is missing or does not verify.
+        Return ``None`` if the object is missing or does not verify.
         """
-        sealed = self._store.get(self._run_id, name) or b""
-        return self._seal.open(named(name, self._run_id), sealed)
+        return self._seal.opened(named(name, self._run_id), self._store.get(self._run_id, name))
 
     def numbers(self) -> list[int]:
         """Return the numbers of the stored chunks."""
@@ -205,12 +203,8 @@ class Vault:
     def chunk(self, number: int) -> Chunk | None:
         """Return a chunk, or ``None`` if the chunk is missing or does not verify."""
         if number not in self._chunks:
-            try:
-                opened = self.open(chunk_name(number))
-            except DamagedError:
-                self._chunks[number] = None
-            else:
-                self._chunks[number] = Chunk.of(opened)
+            opened = self.open(chunk_name(number))
+            self._chunks[number] = Chunk.of(opened) if opened is not None else None
         return self._chunks[number]
 
     def _read(self, numbers: Collection[int]) -> None:

@@ -24,7 +24,7 @@ from stepwise._execution.inputs import inputs_name
 from stepwise._execution.outcomes import LoadedOutcome, load_outcome
 from stepwise._journal.journal import FRAMES, read_end
 from stepwise._journal.records import Entry, RunFacts
-from stepwise._journal.seal import DamagedError, Seal
+from stepwise._journal.seal import Seal
 from stepwise._values.codec import JSON, PYTHON, Codec, decode, decode_with, from_module
 from stepwise._values.preview import HIDDEN, NotShown, error_text
 from stepwise.errors import UnreadableValueError
@@ -242,10 +242,9 @@ def view_inputs(store: Store, seal: Seal, run_id: str, call: int) -> dict[str, A
             "runs"
         )
     vault = Vault(store, seal, run_id)
-    try:
-        opened = vault.open(name)
-    except DamagedError as error:
-        raise _damaged(run_id, call, "does not verify") from error
+    opened = vault.open(name)
+    if opened is None:
+        raise _damaged(run_id, call, "does not verify")
     header = opened.header
     instead = {name: NotShown(text) for name, text in header["instead"].items()}
     needs = Needs(records=header["records"])
@@ -285,11 +284,10 @@ def view_frames(
         UnreadableValueError: the frames are damaged.
     """
     name = frames_name(call, attempt)
-    try:
-        opened = Vault(store, seal, run_id).open(name)
-    except DamagedError as error:
+    opened = Vault(store, seal, run_id).open(name)
+    if opened is None:
         what = f"step {call}" if call else "the run"
         raise UnreadableValueError(
             f"the record of the local variables of {what} of run {run_id!r} does not verify"
-        ) from error
+        )
     return [tuple(each) for each in json.loads(bytes(opened.payload))]

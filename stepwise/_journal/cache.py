@@ -110,11 +110,8 @@ class CallCache:
         for key in keys:
             first.setdefault(key.rpartition("/")[0], key)
         for index, many in Counter(key.rpartition("/")[0] for key in keys).items():
-            try:
-                sealed = self._place.get(first[index]) or b""
-                yield self._seal.open(f"cache/{first[index]}", sealed).header[0], many
-            except DamagedError:
-                yield "?", many
+            opened = self._seal.opened(f"cache/{first[index]}", self._place.get(first[index]))
+            yield opened.header[0] if opened is not None else "?", many
 
     @property
     def size(self) -> int:

@@ -377,10 +377,8 @@ def _branched(
     number, data = row
     if number <= after + 1:
         return None
-    try:
-        record = records.from_header(seal.open(identity(run_id, number), data).header)
-    except DamagedError:
-        return None
+    opened = seal.opened(identity(run_id, number), data)
+    record = records.from_header(opened.header) if opened is not None else None
     return record if isinstance(record, records.Branched) else None
 
 
@@ -508,10 +506,8 @@ def entries_of(store: Store, seal: Seal, facts: records.RunFacts) -> Iterator[re
 def holds(store: Store, seal: Seal, run_id: str, at: Position) -> bool:
     """Return whether the journal reaches this position, with the same record there."""
     for number, data, name in rows_of(store, seal, run_id, at.last - 1):
-        try:
-            return number == at.last and seal.open(name, data).link == at.link
-        except DamagedError:
-            return False
+        opened = seal.opened(name, data) if number == at.last else None
+        return opened is not None and opened.link == at.link
     return at.last == 0
 
 
@@ -519,9 +515,8 @@ def read_one(store: Store, seal: Seal, run_id: str, number: int) -> records.Entr
     """Return one record, or ``None`` if it is missing or does not verify."""
     for found, data in store.read(run_id, after=number - 1):
         if found == number:
-            try:
-                opened = seal.open(identity(run_id, number), data)
-            except DamagedError:
+            opened = seal.opened(identity(run_id, number), data)
+            if opened is None:
                 break
             return records.Entry(number, records.from_header(opened.header), opened.payload)
         branched = _branched(seal, run_id, (found, data), number - 1)
@@ -686,11 +681,8 @@ def is_another_history(
     entry = next(iter(store.read(run_id, after=marked.last - 1)), None)
     if entry is None or entry[0] != marked.last:
         return False
-    try:
-        link = seal.open(identity(run_id, marked.last), entry[1]).link
-    except DamagedError:
-        return False
-    return link[:8] != marked.link
+    opened = seal.opened(identity(run_id, marked.last), entry[1])
+    return opened is not None and opened.link[:8] != marked.link
 
 
 # -- doing ----------------------------------------------------------------------------------------
@@ -821,14 +813,10 @@ def recorded_versions(
     """
     found = []
     for name in store.names(run_id, records.CODE + version) if names is None else names:
-        try:
-            header: list[Any] = seal.open(
-                named(name, run_id), store.get(run_id, name) or b""
-            ).header
-        except DamagedError:
-            continue
-        recorded = records.RecordedVersion(*header)
-        found.append(recorded._replace(differs=(*recorded.differs,)))
+        opened = seal.opened(named(name, run_id), store.get(run_id, name))
+        if opened is not None:
+            recorded = records.RecordedVersion(*opened.header)
+            found.append(recorded._replace(differs=(*recorded.differs,)))
     return found
 
 

@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from stepwise._journal.lease import Lease
 from stepwise._journal.ledger import Figures, Ledger, Over
 from stepwise._journal.log import LogIndex, LogKind, SealedLog
-from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._journal.seal import Seal, named
 from stepwise._runtime import clock
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.messages import notice, reports
@@ -78,10 +78,10 @@ class StoredLedger:
         data, now = self.store.get(self._log.name, _LEDGER), moment(self.store)
         if data is None:
             return None
-        try:
-            header = self._seal.open(named(_LEDGER, self._log.name), data).header
-        except DamagedError:
+        opened = self._seal.opened(named(_LEDGER, self._log.name), data)
+        if opened is None:
             return self._used_up(now)
+        header = opened.header
         ledger = Ledger.from_data(header["ledger"])
         if header["boot"] != self._of_boot():
             passed = max(0.0, time.time() - header["wall"])

@@ -23,7 +23,7 @@ from typing import Any
 
 from stepwise._journal import journal
 from stepwise._journal.lease import Lease
-from stepwise._journal.seal import NO_LINK, DamagedError, Seal, named
+from stepwise._journal.seal import NO_LINK, Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.messages import reports
@@ -113,10 +113,8 @@ class SealedLog:
         """
         marked = self.newest_mark()
         data = next(self.store.read(self.name, after=marked.last - 1), (0, b""))[1]
-        try:
-            link = self.seal.open(journal.identity(self.name, marked.last), data).link
-        except DamagedError:
-            link = b""
+        opened = self.seal.opened(journal.identity(self.name, marked.last), data)
+        link = opened.link if opened is not None else b""
         at = LogEnd(journal.Position(marked.last, link), data[:_FRONT])
         read = self.read(at) if link and link[:8] == marked.link else None
         if read is None:
@@ -204,13 +202,10 @@ class SealedLog:
 
 def start_of_log(store: Store, seal: Seal, name: str) -> journal.Position:
     """Return the position after which a log begins: behind the records that a rewrite replaced."""
-    data = store.get(name, START)
-    if data is None:
+    opened = seal.opened(named(START, name), store.get(name, START))
+    if opened is None:  # damaged, the records before the first are reported as lost
         return journal.Position()
-    try:
-        last, link = seal.open(named(START, name), data).header
-    except DamagedError:
-        return journal.Position()  # the records before the first are then reported as lost
+    last, link = opened.header
     return journal.Position(last, bytes.fromhex(link))
 
 
@@ -247,12 +242,9 @@ class LogIndex:
         index, field = self._kind.list_name, self._kind.field
         for name in self._store.names(index, f"{field}/"):
             data = self._store.get(index, name)
-            if data is None:
-                continue  # it was removed meanwhile
-            try:
-                yield str(self._seal.open(named(name, index), data).header[field])
-            except DamagedError:
-                yield None
+            if data is not None:  # else it was removed meanwhile
+                opened = self._seal.opened(named(name, index), data)
+                yield str(opened.header[field]) if opened is not None else None
 
     def has(self, which: str) -> bool:
         """Return whether a log is on the list."""

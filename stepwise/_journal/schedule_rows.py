@@ -14,7 +14,7 @@ import hashlib
 from datetime import datetime, timezone
 
 from stepwise._journal.log import SealedLog
-from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._journal.seal import Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.messages import shell_word
@@ -102,10 +102,10 @@ class ScheduleRows:
         return found
 
     def _opened(self, entry: str, data: bytes) -> ScheduleRow | None:
-        try:
-            row = ScheduleRow(*self._seal.open(named(entry, SCHEDULES), data).header)
-        except DamagedError:
+        opened = self._seal.opened(named(entry, SCHEDULES), data)
+        if opened is None:
             return None
+        row = ScheduleRow(*opened.header)
         return row._replace(fired=tuple(row.fired))
 
     def write(self, epoch: int, name: str, row: ScheduleRow | None) -> None:

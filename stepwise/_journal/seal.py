@@ -177,6 +177,13 @@ class Seal:
         header, _ = _from_json(inside[start:end].decode("utf-8", "surrogatepass"))
         return Envelope(header, inside[end:], previous, effects, data[_MAC_AT : _MAC_AT + 16])
 
+    def opened(self, identity: str, data: bytes | None) -> Envelope | None:
+        """Take sealed bytes apart; return ``None`` if they are missing or do not verify."""
+        try:
+            return self.open(identity, data) if data is not None else None
+        except DamagedError:
+            return None
+
     def payload(self, identity: str, data: bytes) -> bytes:
         """Verify sealed bytes; return the payload alone, which is faster where many are read.
 

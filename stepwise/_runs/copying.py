@@ -209,10 +209,8 @@ class _StoreEntry:
             if number > start.last:
                 return
             last, row = number, data
-        try:
-            link = self.seal.open(journals.identity(self.name, last), row).link if last else b""
-        except DamagedError:
-            link = b""
+        opened = self.seal.opened(journals.identity(self.name, last), row)
+        link = opened.link if opened is not None else b""
         if last and self.target.get(self.name, _COPIED) != _end_text(journals.Position(last, link)):
             raise self._other(f"its records up to {start.last} were pruned since")
 
@@ -220,18 +218,13 @@ class _StoreEntry:
         names = [each for each in self.source.names(self.name) if each not in _OWN]
         for name in names:
             data = self.source.get(self.name, name) or b""
-            if name.startswith(PREFIX) or name == NAME:
-                self._check_object(name, data)
+            sealed = name.startswith(PREFIX) or name == NAME
+            if sealed and self.seal.opened(named(name, self.name), data) is None:
+                raise self._damaged(self.source, f"its {name.partition('/')[0]} is damaged")
             if self.target.get(self.name, name) != data:
                 self.put.append(name)
                 self.size += len(data)
         self.drop = sorted(set(self.target.names(self.name)) - {*names, *_OWN})
-
-    def _check_object(self, name: str, data: bytes) -> None:
-        try:
-            self.seal.open(named(name, self.name), data)
-        except DamagedError:
-            raise self._damaged(self.source, f"its {name.partition('/')[0]} is damaged") from None
 
     def _other_head(self) -> bool:
         """Return whether the target's head is missing or different."""

@@ -51,7 +51,7 @@ from stepwise._journal.journal import (
     rows_of,
 )
 from stepwise._journal.lease import Lease
-from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._journal.seal import Seal, named
 from stepwise._journal.summary import (
     Summary,
     how_started,
@@ -635,12 +635,9 @@ class _NewRun:
         vault = Vault(self._store, self._seal, run_id)
         calls = {each.step for each in shared if each.call}
         for name, call in names_beside(self._store, run_id).items():
-            if call not in calls:
+            opened = vault.open(name) if call in calls else None
+            if opened is None:  # of a later call; or damaged, which verify reports
                 continue
-            try:
-                opened = vault.open(name)
-            except DamagedError:
-                continue  # verify reports it
             if max(opened.header.get("records", ()), default=0) > shared[-1].number:
                 continue  # a later attempt has made the call again
             put[name], _ = self._seal.close(named(name, self._id), opened.header, opened.payload)

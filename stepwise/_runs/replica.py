@@ -7,7 +7,7 @@ key of the store in memory.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, sealed
@@ -24,7 +24,7 @@ from stepwise._journal.journal import (
 )
 from stepwise._journal.projection import as_made
 from stepwise._journal.records import Entry, RecordedVersion, RunFacts
-from stepwise._journal.seal import DamagedError, Seal, named
+from stepwise._journal.seal import Seal, named
 from stepwise._runs.fork import whole_records
 from stepwise._runs.run import Run
 from stepwise._runs.steps import listed_checkpoint, settled
@@ -88,19 +88,20 @@ def taken_from(store: Store, seal: Seal, run_id: str) -> Replica:
 
 def _taken(store: Store, seal: Seal, facts: RunFacts) -> Replica:
     run_id = facts.run_id
-    place = store, seal, run_id
+    place, vault = (store, seal, run_id), Vault(store, seal, run_id)
     # Before the records: the run may go on, and its next checkpoint refers to later ones.
     found = (listed_checkpoint(place, name) for name in store.names(run_id, PREFIX))
     checkpoints = tuple(each for each in found if each is not None)
     entries = whole_records(store, seal, facts, "executed again")
     ended = facts.status in ("completed", "failed")
+    inputs = {name: vault.open(name) for name in store.names(run_id, INPUTS)}
     return Replica(
         facts,
         tuple(entries),
         read_end(store, seal, facts) if ended else None,
         tuple(_moment(facts, each) for each in checkpoints),
         checkpoints,
-        dict(_inputs(store, Vault(*place), run_id)),
+        {n: (each.header, each.payload) for n, each in inputs.items() if each is not None},
         versions=tuple(recorded_versions(store, seal, run_id)),
     )
 
@@ -108,15 +109,6 @@ def _taken(store: Store, seal: Seal, facts: RunFacts) -> Replica:
 def _moment(facts: RunFacts, loaded: Loaded) -> Variables:
     state = loaded.state
     return Variables(state.step, state.position, lambda: without_hidden(facts, look_into(loaded)))
-
-
-def _inputs(store: Store, vault: Vault, run_id: str) -> Iterator[tuple[str, tuple[Any, bytes]]]:
-    for name in store.names(run_id, INPUTS):
-        try:
-            opened = vault.open(name)
-        except DamagedError:
-            continue  # verify reports it
-        yield name, (opened.header, opened.payload)
 
 
 def in_memory(replica: Replica, workflow: str, function: Callable[..., Any]) -> Run:

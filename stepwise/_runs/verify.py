@@ -19,7 +19,7 @@ from stepwise._journal.inbox import Inbox
 from stepwise._journal.lease import Lease
 from stepwise._journal.log import Bell, SealedLog
 from stepwise._journal.records import CODE, Quarantined, Restored, RunFacts
-from stepwise._journal.seal import DamagedError, Seal
+from stepwise._journal.seal import Seal
 from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.steps import checkpoints_of
@@ -319,14 +319,9 @@ def _damaged_beside(store: Store, seal: Seal, run_id: str) -> dict[str, int | No
 
     The versions of steps belong to no call.
     """
-    vault, found = Vault(store, seal, run_id), dict[str, int | None]()
-    versions = dict.fromkeys(store.names(run_id, CODE))
-    for name, call in {**journals.names_beside(store, run_id), **versions}.items():
-        try:
-            vault.open(name)
-        except DamagedError:
-            found[name] = call
-    return found
+    vault, versions = Vault(store, seal, run_id), dict.fromkeys(store.names(run_id, CODE))
+    beside = {**journals.names_beside(store, run_id), **versions}
+    return {name: call for name, call in beside.items() if vault.open(name) is None}
 
 
 def note_restored(store: Store, seal: Seal) -> list[str]:
