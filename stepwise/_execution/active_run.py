@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import gc
 import linecache
 import os
@@ -38,7 +37,7 @@ from stepwise._rewrite.positions import finally_lines
 from stepwise._runtime import asyncio_state, interrupts, settings, tracing
 from stepwise._runtime.clock import End
 from stepwise._runtime.events import emit, heard
-from stepwise._runtime.forks import handed_down
+from stepwise._runtime.forks import handed_down, start_apart
 from stepwise._runtime.messages import Once, chain, is_ours, notice, shell_word
 from stepwise._values import codec, digest
 from stepwise._values.preview import Secrets
@@ -573,8 +572,7 @@ class Surfacing:
 
     def _wait(self, seconds: float = _SURFACES) -> None:
         self._timer = threading.Timer(seconds, self._look)
-        self._timer.daemon = True
-        contextvars.Context().run(self._timer.start)
+        start_apart(self._timer)
 
     def _look(self) -> None:
         """Cancel the tasks that still run, unless they clean up; called in the timer's thread."""

@@ -23,7 +23,6 @@ more would keep all that follow under wrong offsets.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import hashlib
 import json
 import math
@@ -47,6 +46,7 @@ from stepwise._journal.stream import (
     items_of,
 )
 from stepwise._runtime import settings
+from stepwise._runtime.forks import start_apart
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise._runtime.messages import count, notice, shell_word
 from stepwise._values.codec import Codec
@@ -447,9 +447,8 @@ class Emissions:
     def _rouse(self, seconds: float = GROUP) -> None:
         """Have what waits written soon, by a thread that belongs to no run."""
         if self._timer is None and self._ops:
-            self._timer = timer = threading.Timer(seconds, self._flush_by_itself)
-            timer.daemon = True
-            contextvars.Context().run(timer.start)
+            self._timer = threading.Timer(seconds, self._flush_by_itself)
+            start_apart(self._timer)
 
     def _flush_by_itself(self) -> None:
         with Uninterrupted(), self._lock:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import contextvars
 import functools
 import os
 import threading
@@ -32,6 +31,7 @@ from stepwise._journal.ledger import Figures, Ledger, Over
 from stepwise._journal.limit_store import HolderLease, StoredLedger, is_dead
 from stepwise._journal.seal import Seal
 from stepwise._runtime.clock import elapsed
+from stepwise._runtime.forks import start_apart
 from stepwise._runtime.messages import Once, notice, reports
 from stepwise.errors import StoreError
 from stepwise.stores import Store
@@ -94,7 +94,7 @@ class Desk:
         self._said: list[Callable[[Ledger], None]] = []  # what the provider said
         self._left: Callable[[Ledger], None] | None = None
         self._is_new = False  # calls wait that the ledger does not know
-        self._wrote = self._looked = -_NEVER
+        self._wrote = -_NEVER
 
     # -- for calls -------------------------------------------------------------------------------
 
@@ -280,7 +280,6 @@ class Desk:
     def _outlook(self, ledger: Ledger) -> None:
         """Note when the waiting calls are probably granted, and look again when room appears."""
         now = elapsed()
-        self._looked = now
         with self._lock:
             for run, line in self._waiting.items():
                 expected = ledger.expected(run, ledger.at)
@@ -380,10 +379,8 @@ class Clerk:
                 self._changed.notify_all()
             if self._thread is None or not self._thread.is_alive():
                 _settle_at_exit()
-                self._thread = threading.Thread(
-                    target=self._work, name="stepwise limits", daemon=True
-                )
-                contextvars.Context().run(self._thread.start)  # it belongs to no run
+                self._thread = threading.Thread(target=self._work, name="stepwise limits")
+                start_apart(self._thread)
 
     def holder(self, store: Store) -> HolderLease:
         """Return the lease that shows that this process lives; take it if it is not held."""

@@ -8,7 +8,6 @@ The thread exists only while something is watched, and never keeps the process a
 from __future__ import annotations
 
 import atexit
-import contextvars
 import heapq
 import os
 import threading
@@ -19,7 +18,7 @@ from itertools import count
 
 from stepwise._journal.log import Bell
 from stepwise._journal.seal import Seal
-from stepwise._runtime.forks import process_lock
+from stepwise._runtime.forks import process_lock, start_apart
 from stepwise._runtime.messages import reports
 from stepwise.errors import RunStopped
 from stepwise.stores import Store
@@ -169,9 +168,8 @@ class Watcher:
         if watch.until is not None:
             self._add_moment(watch.until, watch)
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._work, name="stepwise watcher", daemon=True)
-            # In an empty context: a thread started by a run must not belong to that run.
-            contextvars.Context().run(self._thread.start)
+            self._thread = threading.Thread(target=self._work, name="stepwise watcher")
+            start_apart(self._thread)
             atexit.register(self._end_with_program, self._thread)
 
     def _close(self, watch: RunWatch) -> None:

@@ -44,7 +44,7 @@ from stepwise._execution import active_run
 from stepwise._execution.concurrency import Worker
 from stepwise._runtime import asyncio_state, settings
 from stepwise._runtime.asyncio_state import TaskReference
-from stepwise._runtime.forks import Carrier, process_lock, works_for_a_run
+from stepwise._runtime.forks import Carrier, process_lock, start_apart, works_for_a_run
 from stepwise._runtime.interrupts import AFTER_SIGTERM, raise_from_signal, sigterms
 from stepwise._runtime.messages import count, notice, reports, warn
 from stepwise.errors import OutsideRunError, UnrecordedCallWarning
@@ -375,10 +375,8 @@ def drain(at_end: Callable[[], None]) -> None:
     grace = settings.grace()
     if not active_run.live_runs or not grace:
         _end_process()
-    watch = threading.Thread(
-        target=_end_late, args=(grace, at_end), name="stepwise drain", daemon=True
-    )
-    contextvars.Context().run(watch.start)
+    late = threading.Thread(target=_end_late, args=(grace, at_end), name="stepwise drain")
+    start_apart(late)
     _report(grace)
     _let_all_go()
     if _executes_here() and not asyncio_state.loop_runs():

@@ -180,7 +180,7 @@ class Seal:
     def opened(self, identity: str, data: bytes | None) -> Envelope | None:
         """Take sealed bytes apart; return ``None`` if they are missing or do not verify."""
         try:
-            return self.open(identity, data or b"")
+            return self.open(identity, data) if data is not None else None
         except DamagedError:
             return None
 

@@ -29,7 +29,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any, Generic, TypeVar, overload
 
 # -- forks ----------------------------------------------------------------------------------------
@@ -118,6 +118,12 @@ class cached(Generic[T]):  # noqa: N801 -- a decorator
 
 
 _IN_RUN = "stepwise_in_run"  # the process in which a run is in progress
+
+
+def start_apart(thread: threading.Thread, *, daemon: bool = True) -> None:
+    """Start a thread that belongs to no run, although a run's code may start it."""
+    thread.daemon = daemon
+    Context().run(thread.start)
 
 
 @functools.cache

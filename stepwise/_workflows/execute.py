@@ -6,7 +6,6 @@ Also the cancellation and timeout of asynchronous runs, and the error of a cance
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import os
 import sys
@@ -31,6 +30,7 @@ from stepwise._journal.seal import Seal
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import asyncio_state, clock, tracing
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.forks import start_apart
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.messages import kernel_shell, notice, reports, shell_word, warn
 from stepwise._runtime.system_limits import stopped
@@ -676,8 +676,8 @@ def record_end_of_process() -> None:
             if active.begun and active.stopped is None:
                 _record(active, "SIGTERM", decided=False)
 
-    thread = threading.Thread(target=record, name="stepwise end", daemon=True)
-    contextvars.Context().run(thread.start)
+    thread = threading.Thread(target=record, name="stepwise end")
+    start_apart(thread)
     thread.join(_LAST_WORDS)
 
 

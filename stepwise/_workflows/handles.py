@@ -49,7 +49,7 @@ from stepwise._runs.run import Run, get_run
 from stepwise._runs.steps import RunStatus
 from stepwise._runtime import asyncio_state, clock, settings
 from stepwise._runtime.facts import NamedTuple, public
-from stepwise._runtime.forks import call_at_exit, process_lock
+from stepwise._runtime.forks import call_at_exit, process_lock, start_apart
 from stepwise._runtime.interrupts import ending
 from stepwise._runtime.messages import count, notice, reports, shell_word
 from stepwise._values.preview import error_text, preview
@@ -423,9 +423,8 @@ class Waker:
     def _begin_thread(self) -> None:
         if self._thread is None:
             call_at_exit(self.end)
-            thread = threading.Thread(target=self._work, name="stepwise waker", daemon=False)
-            # The context is empty, since a thread started by a run must not belong to the run.
-            contextvars.Context().run(thread.start)
+            thread = threading.Thread(target=self._work, name="stepwise waker")
+            start_apart(thread, daemon=False)
             self._thread = thread
 
     def _work(self) -> None:

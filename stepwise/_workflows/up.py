@@ -75,6 +75,7 @@ from stepwise._runtime import clock, settings
 from stepwise._runtime.event import Event
 from stepwise._runtime.events import listen
 from stepwise._runtime.facts import NamedTuple
+from stepwise._runtime.forks import start_apart
 from stepwise._runtime.interrupts import AFTER_SIGTERM
 from stepwise._runtime.messages import EX_TEMPFAIL, count, reports
 from stepwise._runtime.system_limits import make_private, open_private
@@ -791,10 +792,8 @@ class Threads:
             import asyncio
 
             self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(
-                target=self._loop.run_forever, name="stepwise event loop", daemon=True
-            )
-            contextvars.Context().run(thread.start)
+            forever = self._loop.run_forever
+            start_apart(threading.Thread(target=forever, name="stepwise event loop"))
         return self._loop
 
     def _start(self, job: Underway, log: RunLog) -> None:

@@ -18,7 +18,6 @@ secret in ``STEPWISE_KEY``.
 
 from __future__ import annotations
 
-import contextvars
 import os
 import queue
 import threading
@@ -28,6 +27,7 @@ from concurrent.futures import CancelledError
 from typing import Any, Generic, TypeVar
 
 from stepwise._calls.ray_executor import RayExecutor, connected, loaded
+from stepwise._runtime.forks import start_apart
 from stepwise._values.codec import decode_error
 from stepwise._workflows import up
 from stepwise._workflows.handles import StartedRun, waker
@@ -409,9 +409,8 @@ def _news() -> queue.SimpleQueue[tuple[RayHandle[Any], Any]]:
     """Return the queue of ended tasks, and start the thread that empties it."""
     with _mutex:
         if not _threads or not _threads[0].is_alive():
-            thread = threading.Thread(target=_take_news, name="stepwise ray", daemon=True)
-            _threads[:] = [thread]
-            contextvars.Context().run(thread.start)
+            _threads[:] = [threading.Thread(target=_take_news, name="stepwise ray")]
+            start_apart(_threads[0])
     return _queue
 
 
