@@ -216,7 +216,8 @@ def _may_be_another(
         lines += _EXCLUDE
     if len(stops) > 1:
         lines.append(
-            f"{count(len(stops) - 1, 'call')} more wait: stepwise show {shell_word(run_id)}{store}"
+            f"waiting beside it: {count(len(stops) - 1, 'call')}; stepwise show "
+            f"{shell_word(run_id)}{store}"
         )
     other = others[0] if others else call._replace(number=stop.steps[0])
     return _error(run_id, call._replace(number=other.number, key=other.key), lines)

@@ -571,9 +571,9 @@ class Copier:
         lost = inbox.all_lost()
         if lost:
             raise errors.CorruptStoreError(
-                f"run {run_id!r} is not copied, since {count(len(lost), 'message')} to it are "
-                f"damaged or gone in {self.source.url}. Repair it, then copy again: "
-                f"stepwise verify {shell_word(run_id)} --repair",
+                f"run {run_id!r} is not copied: {self.source.url} lacks "
+                f"{count(len(lost), 'message')} to it, damaged or gone. Repair it, then copy "
+                f"again: stepwise verify {shell_word(run_id)} --repair",
                 path=self.source.url,
             )
 

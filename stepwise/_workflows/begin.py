@@ -526,8 +526,7 @@ def recall_run(
         )
     if call.explicit:
         check_conflict(call, seal, facts)
-    if call.parent is None:
-        _check_namesakes(call, facts)
+    _check_namesakes(call, facts)
     branch = facts.superseded
     if branch or journals.is_half_adopted(call.store, seal, facts):
         raise SupersededError(
@@ -618,8 +617,8 @@ def _check_namesakes(call: Invocation, facts: RunFacts) -> None:
     """
     workflow = call.callee.workflow
     made = workflow.made(facts.code) if isinstance(workflow, Definition) else True
-    if made or (made is None and call.explicit):
-        return
+    if made or (made is None and (call.explicit or call.parent is not None)):
+        return  # the caller of a child run has compared their records
     run_id, given = (
         call.run_id,
         f"{workflow.label}({call.callee.hiding.shown(call.callee.bound, secrets_of(call))})",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -323,9 +324,14 @@ class Definition:
         others = self._others
         if code in map(fingerprint, others.values()):
             return False
-        decorated = (name for name, node in others.items() if node.decorator_list)
-        is_alone = self.label not in {name.rpartition("<locals>.")[2] for name in decorated}
-        return (is_alone and not self._shares_name and not self._live_namesakes()) or None
+        node = self.source.node()
+        mine = _decorators(node) if node is not None else {}
+        for qualname, node in others.items():
+            for decorator, named in _decorators(node).items():
+                label = named or qualname.rpartition("<locals>.")[2]
+                if decorator in mine and label == self.label:
+                    return None
+        return None if self._live_namesakes() else True
 
     @property
     def has_namesakes(self) -> bool:
@@ -333,16 +339,13 @@ class Definition:
 
         Functions within different functions may, and so may those that ``name=`` names.
         """
-        last = re.escape(self.function.__name__)
-        is_alone = self._count(rf"def\s+{last}\b") <= 1 and not self._shares_name
-        return not is_alone or bool(self._live_namesakes())
-
-    @property
-    def _shares_name(self) -> bool:
-        return self._count(rf"name\s*=\s*(['\"]){re.escape(self.label)}\1") > 1
-
-    def _count(self, pattern: str) -> int:
-        return len(re.findall(pattern, "".join(self.source.lines)))
+        text = "".join(self.source.lines)
+        last, given = re.escape(self.function.__name__), re.escape(self.label)
+        return (
+            len(re.findall(rf"def\s+{last}\b", text)) > 1
+            or len(re.findall(rf"name\s*=\s*(['\"]){given}\1", text)) > 1
+            or bool(self._live_namesakes())
+        )
 
     def _live_namesakes(self) -> list[Definition]:
         key, own = (self.function.__module__, self.label), self.function.__qualname__
@@ -372,6 +375,16 @@ class Definition:
     def other_names(self) -> list[str]:
         """The full names that the workflow has if its file is started or imported another way."""
         return [] if self._place else other_names(self.function.__module__, self.label)
+
+
+def _decorators(node: FunctionNode) -> dict[str, str]:
+    """Return the decorators of a function, each with the name that it gives the function."""
+    found = {}
+    for each in node.decorator_list:
+        given = each.keywords if isinstance(each, ast.Call) else []
+        names = [n.value.value for n in given if n.arg == "name" and type(n.value) is ast.Constant]
+        found[ast.unparse(each.func if isinstance(each, ast.Call) else each)] = str(*names)
+    return found
 
 
 def is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

@@ -641,8 +641,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             needed = {place for each in kept for place in self._needed(thread, each)} - places
             if unwanted and needed:
                 notice(
-                    f"{self._named(thread_id)}: {count(len(needed), 'checkpoint')} of deleted runs "
-                    "stay, since later ones need them for their delta channels"
+                    f"{self._named(thread_id)}: keeps {count(len(needed), 'checkpoint')} of "
+                    "deleted runs, which later ones need for their delta channels"
                 )
             coming = thread.writes.keys() - thread.checkpoints.keys()  # these are being stored
             writer.keep({*places, *needed, *coming})

@@ -350,7 +350,7 @@ def test_several_stopped_calls():
     """Each call that waits is recorded; where two could be one record, ``stop=`` says which."""
     run = killed(crowd, at="think end")
     text = stopped(crowd)
-    assert "1 call more wait" in text
+    assert "waiting beside it: 1 call;" in text
     assert " --stop " in text
     stops = json.loads(command("show", run.id, "--json"))["stops"]
     assert [each["arguments"].partition(",")[0] for each in stops] == ["to='ann'", "to='bob'"]

@@ -257,3 +257,20 @@ def test_a_run_of_an_edited_workflow_without_a_namesake_goes_on(tmp_path):
     program.run("bull", WHO="bull", START="same")
     program.edit(('return "bull"', 'return "BULL"'))
     assert program.run(WHO="bull", START="same").endswith("BULL\n")
+
+
+IN_A_RUN = """
+@workflow
+def outer(who):
+    return globals()[who]().options(run_id="r")("why")
+print(outer(os.environ["WHO"]))
+"""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_run_id_of_a_namesake_is_refused(tmp_path, inside):
+    """A run id that one workflow has used is refused to another of its name, in a run as well."""
+    text = NAMESAKES.replace('start=os.environ["START"]', 'run_id="r"')
+    program = Program(tmp_path, text.rpartition("print(")[0] + IN_A_RUN if inside else text)
+    assert program.run(WHO="bull").endswith("bull\n")
+    assert "belongs to another workflow" in program.run(code=1, WHO="bear")
