@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# One more than CI has processors: tests wait for the processes that they start.
+JOBS ?= 3
 
 # Interpreters that the tests start are to find compiled modules, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE

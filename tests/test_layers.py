@@ -28,7 +28,6 @@ MODULES = {
     ): path
     for path in sorted(ROOT.rglob("*.py"))
 }
-TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
 
 FRONT_MODULES = "agent cli errors graph http integrations mcp notebook stores testing ui"
 FUNCTION_LINES = 60
@@ -125,10 +124,24 @@ MAY_IMPORT = {
 
 
 @functools.cache
+def trees():
+    """The parsed modules: 160 MB, which only the process that runs these tests is to have."""
+    return {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in MODULES.items()}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten():
+    """The trees are gone after these tests."""
+    yield
+    trees.cache_clear()
+    nodes.cache_clear()
+
+
+@functools.cache
 def nodes(module):
     """The nodes of a module by their kinds: each tree is walked once."""
     found = collections.defaultdict(list)
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(trees()[module]):
         found[type(node)].append(node)
     return found
 
@@ -148,7 +161,7 @@ def imports(module):
     found = [(name.name, node.lineno) for node in nodes(module)[ast.Import] for name in node.names]
     for node in nodes(module)[ast.ImportFrom]:
         assert node.level == 0, f"{module}:{node.lineno}: a relative import"
-        exported = _bound(TREES.get(node.module))
+        exported = _bound(trees().get(node.module))
         for name in node.names:
             inner = f"{node.module}.{name.name}"
             is_module = inner in MODULES and name.name not in exported
@@ -201,7 +214,7 @@ def test_the_map_of_the_design():
 
 def modules_of(room):
     """The modules of a room in the order of its docstring, the lowest first."""
-    text = (ast.get_docstring(TREES[room]) or "").partition("only from those before it::")[2]
+    text = (ast.get_docstring(trees()[room]) or "").partition("only from those before it::")[2]
     listed = re.findall(r"^ {4}(\S.*)$", text, re.MULTILINE)
     return [f"{room}.{name}" for row in listed for name in row.split()]
 
@@ -315,7 +328,9 @@ def test_the_top_does_not_import_itself():
 
 def test_the_docstring_says_what_is_imported():
     """A module that says that it imports nothing of ours does not."""
-    docs = {name: " ".join((ast.get_docstring(each) or "").split()) for name, each in TREES.items()}
+    docs = {
+        name: " ".join((ast.get_docstring(each) or "").split()) for name, each in trees().items()
+    }
     says = [name for name, doc in docs.items() if "imports nothing of ours" in doc.lower()]
     assert len(says) >= 3
     assert {name: own(name) for name in says} == {name: [] for name in says}
