@@ -366,7 +366,7 @@ class _Judging:
             return
         self.results(calls)
         for number, steps in calls.items():
-            self.step_by_step(number, steps)
+            self.step_by_step(number, steps, passed)
         self.positions(calls, passed)
         self.found.figures["runs"] += 1
         self.found.figures["steps"] += sum(map(len, calls.values()))
@@ -427,7 +427,7 @@ class _Judging:
         elif not what["looked"]:
             self.wrong(f"step {place} was never executed with token {token}: {lines}")
 
-    def step_by_step(self, number, steps):
+    def step_by_step(self, number, steps, passed):
         """Whether anything was executed that had been recorded."""
         ended = {each.idempotency_key: each.finished_at for each in steps}
         if len(ended) != len(steps):
@@ -436,9 +436,24 @@ class _Judging:
             if place.partition("/")[0] == str(number):
                 for line in lines:
                     if line["key"] not in ended:
-                        self.wrong(f"{line} belongs to no recorded step")
+                        if not self.was_cut_off(line, number, passed):
+                            self.wrong(f"{line} belongs to no recorded step")
                     elif line["at"] > ended[line["key"]] and not self.paused:
                         self.wrong(f"executed after {ended[line['key']]}, when it ended: {line}")
+
+    def was_cut_off(self, line, number, passed):
+        """Whether a plain step had not returned when its process was killed.
+
+        Nothing durable announces a plain step: the next attempt may draw another token for it.
+        """
+        after = [
+            each["number"]
+            for each in passed
+            if each["process"] == line["process"] and each["at"] > line["at"]
+        ]
+        drawn = self.run.result["drawn"][number]
+        is_other = line["what"] == "looked" and line["token"] != drawn
+        return is_other and (not after or after[0] <= number)
 
     def positions(self, calls, passed):
         """Whether each attempt went on where the one before it had come to."""

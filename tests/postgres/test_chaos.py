@@ -3,7 +3,7 @@
 import zlib
 
 import pytest
-from chaos import Chaos, can_be_elsewhere, runs_of
+from chaos import Chaos, Evidence, can_be_elsewhere, judge, runs_of
 from server import with_options
 from sweeping import SEED, WHOLE, size
 
@@ -95,6 +95,27 @@ def test_the_judge_sees_runs_that_begin_anew(chaos, tmp_path):
     anew.begin(1.0)
     anew.go_on(0)
     assert any("passed turn 0 again" in each for each in anew.judged().wrong)
+
+
+def test_the_judge_knows_a_plain_step_that_was_cut_off(chaos, tmp_path):
+    """A plain step may begin with a value that is drawn again after a kill; no other call may."""
+    trial = chaos(f"disk:{tmp_path}/store", 2, only="look")
+    trial.begin(1.0)
+    trial.go_on(0)
+    asked, passed = trial.read("service"), trial.read("trace")
+
+    def with_another(line, **other):
+        lost = {**line, "token": 1, "key": "sw-lost", **other}
+        return judge(Evidence(trial.url, trial.runs, [*asked, lost], passed)).wrong
+
+    assert with_another(asked[0], process="killed") == []
+    ways = {(each["run"], each["process"], each["number"]) for each in passed}
+    returned = next(
+        each for each in asked if (each["run"], each["process"], each["number"] + 1) in ways
+    )
+    assert "belongs to no recorded step" in with_another(returned)[0]
+    for other in ({"what": "happened"}, {"token": asked[0]["token"]}):
+        assert "belongs to no recorded step" in with_another(asked[0], process="killed", **other)[0]
 
 
 def test_the_judge_sees_a_lost_run(chaos, tmp_path):
