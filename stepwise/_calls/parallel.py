@@ -219,7 +219,7 @@ def begin(
     try:
         begun = [Begun(each) for each in cores]
     finally:
-        later.leave()
+        scope.run.flows.end(later)
     if find is not None:
         _send(begun, find, step, calls)
     return begun

@@ -41,11 +41,11 @@ class Worker:
         self.daemon = daemon
         self.flow = 0
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         """Mark the worker as running in this flow."""
         self.flow = asyncio_state.who()
 
-    def leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Mark the worker as finished, so that it makes no more calls."""
         self.flows.end(self)
 

@@ -94,12 +94,12 @@ class TypedThread:
     def __init__(self, typing: set[int]) -> None:
         self._typing, self._ident = typing, 0
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         """Mark the calls of the current thread as typed."""
         self._ident = threading.get_ident()
         self._typing.add(self._ident)
 
-    def leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Note that the thread or job has ended."""
         self._typing.discard(self._ident)
 

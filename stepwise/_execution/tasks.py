@@ -256,10 +256,10 @@ class _BackgroundThread:
         self._branch = branch
         self._token: contextvars.Token[str] | None = None
 
-    def enter(self) -> None:
+    def __enter__(self) -> None:
         self._token = active_run.left_branch.set(self._branch)
 
-    def leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         token, self._token = self._token, None
         if token is not None:
             active_run.left_branch.reset(token)

@@ -28,7 +28,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context, ContextVar
 from typing import Any, Generic, TypeVar, overload
 
@@ -168,9 +168,8 @@ class Carrier:
 
     Args:
         begin: called with the variable's value, the name of the thread or job, and whether it is a
-            daemon, before it begins.  Returns ``None`` or a listener.  The listener's ``enter()``
-            is called in the thread when the thread or job starts.  Its ``leave()`` is called when
-            the thread or job has ended or will never begin, perhaps twice.
+            daemon, before it begins.  Returns ``None``, or a context manager in which the thread
+            or job is executed.  It is left when that will never begin, too, and perhaps twice.
     """
 
     def __init__(self, variable: ContextVar[Any], begin: Callable[[Any, str, bool], Any]) -> None:
@@ -204,26 +203,20 @@ class Carrier:
 
     def _start(self, start: Callable[..., None], thread: threading.Thread) -> None:
         value, run = self._variable.get(None), thread.run
-        told = self._begin(value, thread.name, thread.daemon)
+        around = self._begin(value, thread.name, thread.daemon) or nullcontext()
 
         def carrying() -> None:
             del thread.run  # the instance's attribute, which would form a cycle
             self._variable.set(value)
-            if told is None:
+            with around:
                 run()
-                return
-            told.enter()
-            try:
-                run()
-            finally:
-                told.leave()
 
         thread.run = carrying  # type: ignore[method-assign]
         try:
             start(thread)
         except BaseException:
-            if told is not None and thread.ident is None:
-                told.leave()
+            if thread.ident is None:
+                around.__exit__(None, None, None)
             raise
 
     def _submit(
@@ -236,31 +229,28 @@ class Carrier:
         **kwargs: Any,
     ) -> Any:
         value = self._variable.get(None)
-        told = self._begin(value, f"{getattr(fn, '__qualname__', fn)} in a pool", False)
+        name = f"{getattr(fn, '__qualname__', fn)} in a pool"
+        around = self._begin(value, name, False) or nullcontext()
 
         def carrying(*args: Any, **kwargs: Any) -> Any:
-            token = self._variable.set(value)
-            if told is not None:
-                told.enter()
-            try:
-                return fn(*args, **kwargs)
-            finally:
-                self._variable.reset(token)
-                if told is not None:  # before a waiter of the result can continue
-                    told.leave()
+            with around:  # left before a waiter of the result can continue
+                token = self._variable.set(value)
+                try:
+                    return fn(*args, **kwargs)
+                finally:
+                    self._variable.reset(token)
 
         # A worker thread that this submit starts outlives the call, and must not keep the value.
         token = self._variable.set(None)
         try:
             future = submit(pool, carrying, *args, **kwargs)
         except BaseException:
-            if told is not None:
-                told.leave()
+            around.__exit__(None, None, None)
             raise
         finally:
             self._variable.reset(token)
-        if told is not None:
-            future.add_done_callback(lambda _: told.leave())  # for a cancelled future
+        # For a cancelled future.
+        future.add_done_callback(lambda _: around.__exit__(None, None, None))
         return future
 
 
