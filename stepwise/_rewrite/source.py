@@ -82,6 +82,16 @@ def _functions_in(node: ast.AST, around: str) -> Iterator[tuple[str, FunctionNod
             yield from _functions_in(each, inside)
 
 
+def decorators_of(node: FunctionNode) -> dict[str, str]:
+    """Return the decorators of a function, each with the name that it gives the function."""
+    found = {}
+    for each in node.decorator_list:
+        given = each.keywords if isinstance(each, ast.Call) else []
+        names = [n.value.value for n in given if n.arg == "name" and type(n.value) is ast.Constant]
+        found[ast.unparse(each.func if isinstance(each, ast.Call) else each)] = str(*names)
+    return found
+
+
 def children(node: ast.AST) -> list[Any]:
     """Return a list of ``ast.iter_child_nodes``, whose generators are too slow in a resume."""
     found = []

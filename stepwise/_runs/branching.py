@@ -46,7 +46,7 @@ from stepwise._runs.fork import (
     share,
 )
 from stepwise._runs.messages import forward
-from stepwise._runs.steps import instead
+from stepwise._runs.steps import instead, settled
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import printable, thread_context
 from stepwise._runtime.options import check_kind
@@ -271,8 +271,13 @@ def make(run: Any, at: int | str | None, variations: Any, effects: Any) -> RunBr
     """
     policy, each_of = policy_of(effects), variations_of(variations, "branches")
     found = RunBranches()
-    point = BranchPoint(run, at)
-    point.check(each_of)
+
+    def read(*_: Any) -> BranchPoint:
+        point = BranchPoint(run, at)
+        point.check(each_of)
+        return point
+
+    point = settled(run.store, run._seal, run.id, read)
     for place, variation in enumerate(each_of):
         run_id = point.id_of(place, variation, effects)
         if facts_of(run.store, run._seal, run_id) is None:

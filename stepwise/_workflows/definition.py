@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from stepwise._identity.module_names import (
 )
 from stepwise._rewrite.build import UnsupportedError, build
 from stepwise._rewrite.positions import fingerprint
-from stepwise._rewrite.source import FunctionNode, Source, capture
+from stepwise._rewrite.source import FunctionNode, Source, capture, decorators_of
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
@@ -325,9 +324,9 @@ class Definition:
         if code in map(fingerprint, others.values()):
             return False
         node = self.source.node()
-        mine = _decorators(node) if node is not None else {}
+        mine = decorators_of(node) if node is not None else {}
         for qualname, node in others.items():
-            for decorator, named in _decorators(node).items():
+            for decorator, named in decorators_of(node).items():
                 label = named or qualname.rpartition("<locals>.")[2]
                 if decorator in mine and label == self.label:
                     return None
@@ -375,16 +374,6 @@ class Definition:
     def other_names(self) -> list[str]:
         """The full names that the workflow has if its file is started or imported another way."""
         return [] if self._place else other_names(self.function.__module__, self.label)
-
-
-def _decorators(node: FunctionNode) -> dict[str, str]:
-    """Return the decorators of a function, each with the name that it gives the function."""
-    found = {}
-    for each in node.decorator_list:
-        given = each.keywords if isinstance(each, ast.Call) else []
-        names = [n.value.value for n in given if n.arg == "name" and type(n.value) is ast.Constant]
-        found[ast.unparse(each.func if isinstance(each, ast.Call) else each)] = str(*names)
-    return found
 
 
 def is_copy(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

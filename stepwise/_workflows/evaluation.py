@@ -32,6 +32,7 @@ from stepwise._calls.steps import step_of
 from stepwise._display import render
 from stepwise._execution.account import Account, pooled
 from stepwise._execution.budget import Budget
+from stepwise._execution.viewer import result_of
 from stepwise._identity.following import version_of
 from stepwise._identity.identity import random_id, whole
 from stepwise._journal.journal import facts_of, read_end
@@ -46,6 +47,7 @@ from stepwise._runs.branching import (
     workflow_of,
 )
 from stepwise._runs.run import Run, current_run
+from stepwise._runs.steps import moved, settled
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise._runtime.messages import notice, thread_context
@@ -161,7 +163,14 @@ class _Scorer:
 
     def judge(self, scored: Run) -> float:
         """Return what the function says of a run."""
-        given = (scored.result, scored) if self._takes_run else (scored.result,)
+
+        def read(facts: RunFacts, _: Any) -> Any:
+            if facts.status != "completed":  # it is executed again since it was found
+                raise moved(scored.store, scored.id)
+            return result_of(scored.store, scored._seal, facts)
+
+        result = settled(scored.store, scored._seal, scored.id, read)
+        given = (result, scored) if self._takes_run else (result,)
         value = self._judge.call(*given)
         value = asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
         return _number(value, self._judge)

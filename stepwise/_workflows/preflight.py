@@ -192,6 +192,12 @@ class _Examined:
 
     def forecast(self) -> Forecast:
         """Return what becomes of the run."""
+        made = bool(self.facts.parent) or self.definition.made(self.facts.code)
+        if not made:
+            if made is None:
+                self.unknown.append(f"{_CALL}, which may name this run")
+            may = "may belong" if made is None else "belongs"
+            return self._made("refuses", why=f"it {may} to another workflow of its name")
         if self.facts.status == "completed":
             recalled = self._recalled()
             if recalled is not None:

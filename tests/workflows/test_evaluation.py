@@ -18,6 +18,8 @@ from harness import python
 import stepwise
 import stepwise._workflows.handles  # pytest reads its source: in 3.11, not beside other threads
 from stepwise import Budget, cli, evaluate, step, tool, workflow
+from stepwise._runs import fork as forking
+from stepwise._workflows import evaluation
 
 made = []
 
@@ -221,6 +223,36 @@ def test_another_object_scores_anew(judge):
         found = [everything(stepwise.runs(agent), score=judge(by)) for _ in range(2)]
         assert [[row["score"] for row in each] for each in found] == [[by] * 3] * 2
     assert len(judged()) in (0, 6)  # by the objects that count
+
+
+def test_a_run_that_goes_on_before_it_is_scored(monkeypatch):
+    """A run that has no result any more when its score is made gets no score of a missing one."""
+    run, scored, whole = agent.execute("tides"), [], evaluation._Scorer.run
+
+    def found(self, of):
+        scoring = whole(self, of)
+        if of == run:
+            run.forget(2)
+        return scoring
+
+    monkeypatch.setattr(evaluation._Scorer, "run", found)
+    rows = evaluate([run], at=1, score=lambda value: scored.append(value) or 1, effects="collect")
+    base = next(row for row in rows if row["variation"] == "base")
+    assert (base["score"], None in scored) == (None, False)
+    assert "look again" in base["error"]
+
+
+def test_a_run_that_is_deleted_before_it_is_branched(monkeypatch):
+    """A run that somebody deletes while its branches are made is gone, not to be repaired."""
+    run, whole = agent.execute("tides"), forking.whole_records
+
+    def records(*place):
+        run.delete()
+        return whole(*place)
+
+    monkeypatch.setattr(forking, "whole_records", records)
+    (row,) = evaluate([run], at=1, score=len, effects="collect")
+    assert "is gone from" in row["error"]
 
 
 def test_runs_that_score_are_not_told_of(told):

@@ -567,3 +567,46 @@ def test_many_runs(folder):
     done = python("stepwise", "preflight", "agent", "--json", "--most", "50")
     assert len(json.loads(done.stdout)) == 50
     assert "only 50 unfinished runs examined" in done.stderr
+
+
+NAMESAKES = """
+import os
+from stepwise import step, workflow
+
+@step
+def think(text):
+    if os.environ.get("DIE"):
+        os._exit(7)
+    return text
+
+def bull():
+    @workflow
+    def ask(text):
+        return think(text)
+    return ask
+
+def bear():
+    @workflow
+    def ask(text):
+        return think(text * 2)
+    return ask
+
+ask = globals()[os.environ["WHO"]]()
+if __name__ == "__main__":
+    print(ask("x"))
+"""
+
+
+def test_a_run_of_a_namesake(folder, monkeypatch):
+    """A run of another workflow that has the name in the same file is refused, as at a start."""
+    monkeypatch.setenv("WHO", "bull")
+    die(text=NAMESAKES)
+    assert preflight()[0]["verdict"] != "refuses"
+    monkeypatch.setenv("WHO", "bear")
+    row, code = preflight()
+    assert (row["verdict"], code) == ("refuses", 2)
+    assert "RunConflictError" in start()
+    edit(("think(text)\n    return", "think(text + text)\n    return"), text=NAMESAKES)
+    row, _ = preflight()
+    assert (row["verdict"], row["unknown"] != []) == ("refuses", True)
+    assert "RunConflictError" in start()
