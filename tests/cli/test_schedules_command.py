@@ -64,15 +64,10 @@ def test_they_are_begun_while_up_runs(place):
     """A run begins at each instant; the listing says what is next, and who has the schedule."""
     assert "no schedule was seen by stepwise up" in schedules().stderr
     errors = place / "errors"
-    errors.touch()
-    program = Watched("stepwise", "up", "jobs", cwd=str(place), env=os.environ, err=errors)
-    try:
+    with Watched("stepwise", "up", "jobs", cwd=str(place), env=os.environ, err=errors):
         until(lambda: len(stepwise.runs(status="completed")) >= 2)
         found = until(lambda: (found := listed())["tick"]["status"] == "completed" and found)
         text = schedules().stdout
-    finally:
-        program.kill()
-        program.wait()
     assert found["tick"]["served"] is True
     assert (found["report"]["every"], found["report"]["run"]) == (
         "0 9 * * mon-fri Europe/Zurich",

@@ -1,6 +1,5 @@
 """``stepwise up``: processes that are really killed, and what brings their runs back."""
 
-import contextlib
 import datetime as dt
 import json
 import os
@@ -130,43 +129,27 @@ def up(*arguments, code=0):
 
 
 class Running(Watched):
-    """A program in a fork, as ``Popen`` has it; what it prints on stderr is in a file."""
+    """A program, until the block ends, and the file with what it prints on stderr."""
 
     def __init__(self, *words):
-        self.errors = pathlib.Path(f"errors{len([*pathlib.Path().glob('errors*')])}").absolute()
-        self.errors.touch()
-        self._code = None
-        super().__init__(*words, cwd=os.getcwd(), env=os.environ, err=self.errors, first=SOON)
+        self._errors = pathlib.Path(f"errors{len([*pathlib.Path().glob('errors*')])}").absolute()
+        super().__init__(*words, cwd=os.getcwd(), env=os.environ, err=self._errors, first=SOON)
 
-    def wait(self):
-        if self._code is None:
-            self.stdout.read()
-            self._code = super().wait()
-        return self._code
+    def __enter__(self):
+        return self, self._errors
 
     def is_running(self):
         return self._code is None and pathlib.Path(f"/proc/{self._pid}").exists()
 
 
-@contextlib.contextmanager
-def running(*words):
-    """A program, until the block ends, and its errors."""
-    program = Running(*words)
-    try:
-        yield program, program.errors
-    finally:
-        program.kill()
-        program.wait()
-
-
 def staying(*arguments):
     """``stepwise up``, until the block ends."""
-    return running("stepwise", "up", *arguments)
+    return Running("stepwise", "up", *arguments)
 
 
 def calling(call):
     """A program that makes a call."""
-    return running("-c", f"import jobs; {call}")
+    return Running("-c", f"import jobs; {call}")
 
 
 def lines():

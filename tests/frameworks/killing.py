@@ -188,7 +188,6 @@ class Trial:
     def start(self, die_in=""):
         """Start the program, and wait for its end."""
         errors = self.folder / f"errors{len(self.ended)}"
-        errors.touch()
         started, watched = threading.Event(), []
 
         def kill():

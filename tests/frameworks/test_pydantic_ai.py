@@ -50,7 +50,6 @@ class Program:
         """Start the program, or stepwise's command line; return what came of it."""
         errors = self.folder / "errors"
         errors.unlink(missing_ok=True)
-        errors.touch()
         started = Watched(
             *(words or (PROGRAM, self.scenario, self.folder / "notes", place)),
             cwd=f"{self.folder}",

@@ -33,7 +33,6 @@ def test_a_recorded_run_answers_the_program(program, variant, tmp_path):
     alone = {name: text for name, text in environment.items() if not name.endswith("_API_KEY")}
     alone |= {"STEPWISE_HOME": str(tmp_path / "home"), "LEDGER": str(tmp_path / "ledger")}
     errors = tmp_path / "errors"
-    errors.touch()
     answered = Watched(
         PROGRAMS / "answered.py", path, program.file, variant,
         cwd=str(tmp_path), env=alone, err=errors, imports=program.modules,

@@ -209,17 +209,20 @@ def interpreted(*argv, by=sys.executable, code=0, text="", **how):
 class Watched:
     """``python`` with these words in a fork, whose lines are read while it runs; as many as wanted.
 
-    With ``STEPWISE_WHOLE=1`` it is an interpreter of its own.
+    With a block around it, it is killed at the end of that.  With ``STEPWISE_WHOLE=1`` it is an
+    interpreter of its own.
 
     Args:
-        err: the file for its stderr.
+        err: the file for its stderr; it is there at once.
         imports: modules that the host has imported, so that the program need not.
         first: a source that a fork executes before the program.
         terminal: what a fork reads and writes instead, and ``stdout`` is empty.
     """
 
     def __init__(self, *argv, cwd, env, err="", imports=(), first="", terminal=""):
-        words = [*map(str, argv)]
+        words, self._code = [*map(str, argv)], None
+        if err:
+            err.touch()
         self._file = err.open("a") if WHOLE else None
         if WHOLE:
             self._process = subprocess.Popen(
@@ -247,13 +250,23 @@ class Watched:
 
     def wait(self):
         """Return its exit code, once it has ended."""
-        self.stdout.close()
-        if self._file is None:
-            code = json.loads(self._host.stdout.readline())["code"]
-            _idle[self._imports].append(self._host)
-            return code
-        self._file.close()
-        return self._process.wait()
+        if self._code is None:
+            self.stdout.read()
+            self.stdout.close()
+            if self._file is None:
+                self._code = json.loads(self._host.stdout.readline())["code"]
+                _idle[self._imports].append(self._host)
+            else:
+                self._file.close()
+                self._code = self._process.wait()
+        return self._code
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.kill()
+        self.wait()
 
 
 class Talking:

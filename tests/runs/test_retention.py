@@ -302,13 +302,12 @@ def test_kills(tmp_path):
     python(str(program), "make")
     assert len(ids()) == 120
     for number in range(12):
-        other = Watched(str(program), "keep", cwd=tmp_path, env=os.environ, err=tmp_path / "err")
-        other.stdout.readline()
-        left = max(20, store().count_heads() - number)
-        while store().count_heads() > left:
-            pass
-        other.kill()
-        other.wait()
+        how = {"cwd": tmp_path, "env": os.environ, "err": tmp_path / "err"}
+        with Watched(str(program), "keep", **how) as other:
+            other.stdout.readline()
+            left = max(20, store().count_heads() - number)
+            while store().count_heads() > left:
+                pass
         for run in stepwise.runs():
             assert run.verify().ok
             assert run.status == "completed"

@@ -112,12 +112,10 @@ class Versions:
 
 
 class Up(Watched):
-    """A supervisor of one version; with a block around it, it is killed at its end."""
+    """A supervisor of one version."""
 
     def __init__(self, folder, version, words):
         self.err = folder / f"said {version} {time.monotonic_ns()}"
-        self.err.touch()
-        self.code = None
         super().__init__(
             "stepwise", "up", *words, "jobs",
             cwd=folder / version, env=os.environ, err=self.err, first=SOON,
@@ -126,17 +124,6 @@ class Up(Watched):
     def __enter__(self):
         until(lambda: "to continue" in self.said)
         return self
-
-    def __exit__(self, *exception):
-        self.kill()
-        self.end()
-
-    def end(self):
-        """Wait for its end; return its exit code."""
-        if self.code is None:
-            self.stdout.read()
-            self.code = self.wait()
-        return self.code
 
     @property
     def said(self):
@@ -404,7 +391,7 @@ def test_a_rolling_deployment(versions):
             both.command("old", "send", runs[0], "go", '"a"')
             until(lambda: ticket(runs[0]))
             old.kill(signal.SIGTERM)
-            old.end()
+            old.wait()
             for each in runs[1:]:
                 both.command("old", "send", each, "go", '"b"')
             for each in runs:
