@@ -320,17 +320,20 @@ class Definition:
         """
         if not self.code or code == self.code or not self.has_namesakes:
             return True
-        others = self._others
-        if code in map(fingerprint, others.values()):
-            return False
         node = self.source.node()
         mine = decorators_of(node) if node is not None else {}
-        for qualname, node in others.items():
-            for decorator, named in decorators_of(node).items():
-                label = named or qualname.rpartition("<locals>.")[2]
-                if decorator in mine and label == self.label:
-                    return None
-        return None if self._live_namesakes() else True
+        may_have = False
+        for qualname, other in self._others.items():
+            given = decorators_of(other)
+            label = qualname.rpartition("<locals>.")[2]
+            if self.label not in {label, *given.values()}:
+                continue
+            if fingerprint(other) == code:
+                return False
+            may_have = may_have or any(
+                each in mine and (name or label) == self.label for each, name in given.items()
+            )
+        return None if may_have or self._live_namesakes() else True
 
     @property
     def has_namesakes(self) -> bool:

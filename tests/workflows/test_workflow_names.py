@@ -274,3 +274,30 @@ def test_a_run_id_of_a_namesake_is_refused(tmp_path, inside):
     program = Program(tmp_path, text.rpartition("print(")[0] + IN_A_RUN if inside else text)
     assert program.run(WHO="bull").endswith("bull\n")
     assert "belongs to another workflow" in program.run(code=1, WHO="bear")
+
+
+LIKE_METHODS = """
+@step
+def answer(who, question):
+    return f"{who}: {question}"
+class Bull:
+    @workflow
+    def ask(self, question):
+        crash("bull")
+        return answer(type(self).__name__, question)
+class Bear:
+    @workflow
+    def ask(self, question):
+        crash("bull")
+        return answer(type(self).__name__, question)
+print(globals()[os.environ["WHO"]]().ask.options(start=os.environ["START"])("why"))
+"""
+
+
+def test_an_edited_method_that_was_like_one_of_another_class_goes_on(tmp_path):
+    """Equal code in a method of another name does not make it the one that was executed."""
+    program = Program(tmp_path, LIKE_METHODS)
+    program.run("bull", WHO="Bull", START="same")
+    asking = "class {}:\n    @workflow\n    def ask(self, question):\n".format("Bull")
+    program.edit((f'{asking}        crash("bull")\n', asking))
+    assert program.run(WHO="Bull", START="same").endswith("Bull: why\n")
