@@ -1360,7 +1360,8 @@ class ChildCall(WorkflowCall, Performer):
 
     def _made(self, recorded: Call) -> bool | None:
         """Return whether a recorded call is one of this function; the child run knows its code."""
-        if recorded.module != self.module and is_defined(recorded.module, self.name):
+        module = recorded.module
+        if self.module not in (module, canonical_module(module)) and is_defined(module, self.name):
             return False
         if not self.workflow.has_namesakes:
             return True

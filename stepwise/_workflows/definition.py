@@ -225,7 +225,7 @@ class Definition:
         self.first_seen: dict[str, bytes] = {} if self._like is None else self._like.first_seen
         self._rewritten: Rewritten | None = None
         self._tried = False
-        for computed in ("returns", "code", "_others"):
+        for computed in ("returns", "code", "_others", "_text_has_namesakes"):
             self.__dict__.pop(computed, None)
 
     def _parameters(self, function: Callable[..., Any]) -> Parameters:
@@ -341,12 +341,15 @@ class Definition:
 
         Functions within different functions may, and so may those that ``name=`` names.
         """
+        return self._text_has_namesakes or bool(self._live_namesakes())
+
+    @cached
+    def _text_has_namesakes(self) -> bool:
         text = "".join(self.source.lines)
         last, given = re.escape(self.function.__name__), re.escape(self.label)
         return (
             len(re.findall(rf"def\s+{last}\b", text)) > 1
             or len(re.findall(rf"name\s*=\s*(['\"]){given}\1", text)) > 1
-            or bool(self._live_namesakes())
         )
 
     def _live_namesakes(self) -> list[Definition]:

@@ -18,9 +18,9 @@ from killed import Killed, forget_process, line_of
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._calls.call import DECORATED
 from stepwise._checkpoints.checkpoints import PREFIX, number_of, thinned_out
 from stepwise._execution import viewer
+from stepwise._values.digest import DECORATED
 from stepwise._workflows import frame as _frames
 from stepwise._workflows import resume
 from stepwise.stores import Batch, Owner, open_store

@@ -1,5 +1,7 @@
 """What steps do to their instances and to what these hold, when the steps are answered."""
 
+import re
+
 import pytest
 from calls import Calls, stopped
 
@@ -382,9 +384,12 @@ run()
 """
 
 
-def test_a_warning_without_a_place_in_the_code_is_said_once():
-    """In a thread with nothing but our code in it, a warning names no line, and comes once."""
+def test_a_warning_in_a_thread_of_ours_names_the_line_that_began_it():
+    """In a thread with nothing but our code in it, a warning names its caller's line, once."""
     with Calls(MAPPED) as program:
         told = program.crash()
         assert told.count("ArgumentMutatedWarning") == 1
-        assert "sys:1: ArgumentMutatedWarning: 'Agent.ask' changed self.asked," in told
+        warning, line = told.partition("ArgumentMutatedWarning: ")[::2]
+        assert re.search(r"script\.py:\d+: $", warning)
+        assert line.startswith("'Agent.ask' changed self.asked,")
+        assert '\n  list(stepwise.map(Agent().ask, "abcd"))\n' in line
