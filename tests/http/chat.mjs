@@ -28,9 +28,10 @@ const commands = {
   resume: () => { pending = chat.resumeStream(); },
   stop: async () => { await chat.stop(); },
   settle: async () => { await pending; },
-  // Until the last message has a text.
+  // Until the last message has a text, which the open response said: not one that broke before.
   until: async ({ text }) => {
-    while (!JSON.stringify(chat.lastMessage ?? "").includes(text)) await new Promise((go) => setTimeout(go, 5));
+    const said = () => chat.status === "streaming" && JSON.stringify(chat.lastMessage ?? "").includes(text);
+    while (!said()) await new Promise((go) => setTimeout(go, 5));
   },
 };
 for await (const line of readline.createInterface({ input: process.stdin })) {
