@@ -10,6 +10,7 @@ import _signal  # type: ignore[import-not-found]
 import os
 import sys
 import threading
+import time
 from _thread import get_ident
 from collections.abc import Callable
 from types import FrameType
@@ -32,8 +33,41 @@ class Ending:
         self.by_ctrl_c = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
 
 
+_LOOK = 1.0  # seconds after which a waiting thread sees a Ctrl-C that came before it waited
+
 ending = Ending()
 """Set only if something was started that the interpreter has to wait for."""
+
+
+class Latch:
+    """An event for which a Ctrl-C ends the waiting, as such, whenever it comes.
+
+    ``threading.Event`` waits in Python code: a Ctrl-C between its locks becomes a RuntimeError.
+    Python notices a Ctrl-C that comes just before a thread waits when the waiting ends, so that
+    ends now and then.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Let all waiters continue; called by one thread only."""
+        if not self.is_set:
+            self.is_set = True
+            self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set; return False if ``timeout`` seconds pass first."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set:
+            left = _LOOK if until is None else until - time.monotonic()
+            if self._lock.acquire(timeout=max(0.0, min(left, _LOOK))):
+                self._lock.release()
+            elif left <= 0:
+                break
+        return self.is_set
 
 
 class SigtermWatch:

@@ -50,7 +50,7 @@ from stepwise._runs.steps import RunStatus
 from stepwise._runtime import asyncio_state, clock, settings
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise._runtime.forks import call_at_exit, process_lock, start_apart
-from stepwise._runtime.interrupts import ending
+from stepwise._runtime.interrupts import Latch, ending
 from stepwise._runtime.messages import count, notice, reports, shell_word
 from stepwise._values.preview import error_text, preview
 from stepwise._workflows.begin import TopLevel, run_of
@@ -528,7 +528,7 @@ class Handle(StartedRun, Generic[R]):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._ended = threading.Event()
+        self._ended = Latch()
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -538,7 +538,7 @@ class Handle(StartedRun, Generic[R]):
 
         A suspended run continues in this process automatically, so it is not done.
         """
-        return self._ended.is_set()
+        return self._ended.is_set
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended or stopped; return False if ``timeout`` seconds pass first.
@@ -682,14 +682,14 @@ def refuse_inside(what: str) -> None:
 def start_thread(top: TopLevel) -> Handle[Any]:
     """Execute a run in a new thread; return once the run is taken up, or waits for its owner."""
     handle: Handle[Any] = Handle(run_of(top.store, top.run_id))
-    began, refused = threading.Event(), list[BaseException]()
+    began, refused = Latch(), list[BaseException]()
     wake = _beside()
 
     def target() -> None:
         try:
             execute_here(top, handle, wake, waits=began.set, begins=began.set)
         finally:
-            if not began.is_set() and handle._error is not None:
+            if not began.is_set and handle._error is not None:
                 refused.append(handle._error)
             began.set()
 

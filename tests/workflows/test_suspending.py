@@ -531,7 +531,10 @@ def test_the_program_ends_while_a_started_run_waits(tmp_path):
         handle = plain.start()
         waiting = threading.Thread(target=waits)
         waiting.start()
-        while handle.status != "suspended" or not handle._ended._cond._waiters:
+        import sys
+        def is_waiting():
+            return sys._current_frames()[waiting.ident].f_code.co_name == "wait"
+        while not (handle.status == "suspended" and is_waiting()):
             threading.Event().wait(0.01)
         """,
     )
