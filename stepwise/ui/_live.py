@@ -87,7 +87,7 @@ class RunWatcher:
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler ends the events, at any moment
         self._listeners: set[_Listener] = set()
         self._watches = False
         self._ended = threading.Event()

@@ -259,3 +259,20 @@ def test_a_run_may_have_the_name_of_an_address(page):
     assert "agent" in page.get("/runs/live")
     page.get("/inbox/live", 404)
     page.get("/runs/live/value/live", 404)
+
+
+def test_a_signal_while_a_page_begins_to_listen(store, monkeypatch):
+    """The handler of a signal ends the events, wherever the main thread is when it comes."""
+    watcher, start = watching(store), threading.Thread.start
+
+    def interrupted(thread):
+        if thread.name == "stepwise watches runs":
+            watcher.end()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+    async def listening():
+        return [each async for each in watcher.events()]
+
+    assert asyncio.run(listening()) == ["retry: 1000\n\n"]
