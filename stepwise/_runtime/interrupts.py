@@ -49,12 +49,12 @@ class Latch:
 
     def __init__(self) -> None:
         self.is_set = False
-        self._lock = threading.Lock()
+        self._first, self._lock = threading.Lock(), threading.Lock()
         self._lock.acquire()
 
     def set(self) -> None:
-        """Let all waiters continue; called by one thread only."""
-        if not self.is_set:
+        """Let all waiters continue."""
+        if self._first.acquire(blocking=False):  # it was not set before
             self.is_set = True
             self._lock.release()
 
