@@ -151,7 +151,9 @@ def home():
         names = ("STORE", "KEY", "START", "FRESH", "PROGRESS", "TRUST", "ALLOW_NETWORK", *recorded)
         for name in names:
             patch.delenv(f"STEPWISE_{name}", raising=False)
-        for name in ("COLUMNS", "LINES"):  # readline sets them for all that pytest starts
+        # readline sets the first for all that pytest starts; of the others, programs are told by
+        # stepwise that there is no such setting.
+        for name in ("COLUMNS", "LINES", "STEPWISE_WHOLE", "STEPWISE_SCALE", "STEPWISE_SEED"):
             patch.delenv(name, raising=False)
         patch.setenv("STEPWISE_QUIET", "1")
         patch.setattr(settings, "_settings", settings._Settings())
