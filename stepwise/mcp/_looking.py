@@ -8,8 +8,7 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from stepwise._display.words import when
-from stepwise._runs.branch_rows import BranchRows
-from stepwise._runs.branching import existing
+from stepwise._runs.branching import BranchRows, existing
 from stepwise._runs.export import first_step, first_variable, source_of
 from stepwise._runs.finding import call_text, find_run, find_step, unsettled
 from stepwise._runs.fitting import LIMIT, cut
