@@ -26,8 +26,7 @@ from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.maintenance import store_url
 from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.paths import JSON_ROOM, find, find_recorded, short, short_values, shown
-from stepwise._runs.portable import test_of, to_data
-from stepwise._runs.replica import taken_from
+from stepwise._runs.replica import taken_from, test_of, to_data
 from stepwise._runs.run import Listed, listed, number_of_runs
 from stepwise._runs.steps import (
     UNFINISHED,

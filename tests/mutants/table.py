@@ -1192,14 +1192,14 @@ _RERUNS = [
     ),
     _mutant(
         "a secret's value is in an exported test",
-        "_runs/portable.py",
+        "_runs/replica.py",
         "            cleaned = MASK",
         "            cleaned = value",
         "test_rerun.py::test_secrets_are_masked",
     ),
     _mutant(
         "a pickle with a secret is in an exported test",
-        "_runs/portable.py",
+        "_runs/replica.py",
         "if any(self.hides(text) or self.text(text) != text for text in texts_in(data)):",
         "if False:",
         "test_rerun.py::test_a_masked_result",
