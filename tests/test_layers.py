@@ -117,7 +117,7 @@ MAY_IMPORT = {
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
         "integrations._model_requests integrations._recorded_responses _identity.clients "
-        "_workflows.replayed _workflows.rerun"
+        "_workflows.rerun"
     ),
 }
 """The rooms, and modules of them, that a public package may import beside what is public."""

@@ -1178,14 +1178,14 @@ _LIMITS = [
 _RERUNS = [
     _mutant(
         "a rerun does not notice a call that was left out",
-        "_workflows/replayed.py",
+        "_workflows/rerun.py",
         "if skipped is not None and _is_alone(active):",
         "if False:",
         "test_rerun.py::test_where_edited_code_first_differs",
     ),
     _mutant(
         "a rerun makes calls that are not on record",
-        "_workflows/replayed.py",
+        "_workflows/rerun.py",
         "raise self._stop(active, self._another(call, expected, None))",
         "return Result()",
         "test_rerun.py::test_where_edited_code_first_differs",
