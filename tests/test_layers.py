@@ -49,7 +49,7 @@ ONLY_IN = {
         "stepwise.integrations",
         "stepwise.testing",
     },
-    "cronsim": {"stepwise._workflows.schedule_times"},
+    "cronsim": {"stepwise._workflows.schedules"},
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores"},

@@ -52,7 +52,7 @@ _SCHEDULES = [
     ),
     _mutant(
         "in the hour that comes twice, a time of the day comes again",
-        "_workflows/schedule_times.py",
+        "_workflows/schedules.py",
         "if found is not None and found > second:",
         "if found is not None:",
         "test_instants.py::test_asked_in_the_hour_that_comes_twice",
