@@ -93,7 +93,7 @@ MAY_IMPORT = {
     ),
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
-        "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.census "
+        "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.maintenance "
         "_runs.run _runs.steps _runtime _values _workflows.handles _workflows.up _workflows.host "
         "stores._files stores._group_commit stores._locks stores._postgres_presence"
     ),

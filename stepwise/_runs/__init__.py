@@ -3,6 +3,6 @@
 The modules, each importing only from those before it::
 
     steps sources paths fitting overview messages fork branching questions why verify
-    copying streaming run replica starting export maintenance limits census retention
-    schedules finding doctor
+    copying streaming run replica starting export maintenance
+    schedules doctor
 """

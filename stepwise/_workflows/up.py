@@ -68,7 +68,7 @@ from stepwise._journal.lease import Lease, describe_owner, supervisor_name
 from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
-from stepwise._runs.retention import Retention
+from stepwise._runs.maintenance import Retention
 from stepwise._runs.run import Run
 from stepwise._runs.steps import error_line
 from stepwise._runtime import clock, settings

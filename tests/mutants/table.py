@@ -62,7 +62,7 @@ _SCHEDULES = [
 _OPERATION = [
     _mutant(
         "retention deletes a run that began anew since it was listed",
-        "_runs/retention.py",
+        "_runs/maintenance.py",
         "lambda: store.head(run_id) == head",
         "lambda: True",
         "test_retention.py::test_a_run_that_began_anew_since_it_was_listed",
