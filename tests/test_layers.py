@@ -94,12 +94,13 @@ MAY_IMPORT = {
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
         "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.maintenance "
-        "_runs.run _runs.steps _runtime _values _workflows.handles _workflows.up _workflows.host "
+        "_runs.run _runs.steps _runtime _values _workflows.engines _workflows.handles "
+        "_workflows.host _workflows.up "
         "stores._files stores._group_commit stores._locks stores._postgres_presence"
     ),
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.system_limits "
-        "_runtime.messages _workflows.preflight _workflows.rerun "
+        "_runtime.messages _workflows.engines _workflows.preflight _workflows.rerun "
         "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
     ),
     "mcp": (
@@ -442,7 +443,7 @@ FOR_LOOKING = """
     _calls.compensation _calls.doubt _calls.executors _calls.parallel _display.progress
     _display.render _display.terminal _execution.budget _execution.viewer _runs.fork
     _runs.messages _runs.overview _runs.questions _runs.run _runs.steps _runs.verify
-    _workflows.handles _workflows.up agent graph notebook
+    _workflows.engines _workflows.handles _workflows.up agent graph notebook
 """
 
 

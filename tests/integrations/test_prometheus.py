@@ -20,7 +20,8 @@ from stepwise._journal.lease import Lease
 from stepwise._runs import maintenance
 from stepwise._runs.maintenance import Census
 from stepwise._runtime import events, settings
-from stepwise._workflows.up import RunOutput, Supervisor, Terms
+from stepwise._workflows.engines import RunOutput
+from stepwise._workflows.up import Supervisor, Terms
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 from stepwise.integrations import prometheus
 from stepwise.stores import open_store

@@ -871,7 +871,7 @@ _WAITS = [
     ),
     _mutant(
         "all submitted runs are planned at once",
-        "_workflows/queues.py",
+        "_workflows/up.py",
         "itertools.islice(found, _DRAWN)",
         "found",
         "test_submitted.py::test_looking_does_not_cost_more_with_many",
