@@ -73,6 +73,163 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+# -- engines --------------------------------------------------------------------------------------
+
+
+class Underway:
+    """A run that an engine executes.
+
+    Args:
+        news: called once with this object, when the execution of the run is over.
+
+    Attributes:
+        error: the exception that stopped the run.
+        refused: whether the workflow could not be called at all.
+        lost: whether the process ended without a report; the store shows what became of the run.
+        told: whether the executing process has already reported what became of the run.
+        permit: the turn of the run, if its workflow has ``concurrent=``.
+    """
+
+    def __init__(
+        self,
+        run: UnfinishedRun,
+        news: Callable[[Underway], None],
+        permit: Turn | None = None,
+    ) -> None:
+        self.run, self.permit = run, permit
+        self.error: BaseException | None = None
+        self.refused = self.lost = self.told = False
+        self._news = news
+
+    def end(
+        self,
+        error: BaseException | None = None,
+        *,
+        refused: bool = False,
+        lost: bool = False,
+        told: bool = False,
+    ) -> None:
+        """Report that the run is no longer executed."""
+        self.error, self.refused, self.lost, self.told = error, refused, lost, told
+        self._news(self)
+
+
+class Engine(Protocol):
+    """The executor of the runs that the supervisor begins."""
+
+    def begin(self, job: Underway) -> str:
+        """Begin to execute a run, and return at once; call ``job.end()`` when that is over.
+
+        Returns:
+            the place of execution, as text; empty for this process, whose output shows the run.
+        """
+
+    def drain(self) -> None:
+        """Keep runs in other processes from starting steps; runs of this process know already."""
+
+
+class Threads:
+    """An engine with a thread for each plain workflow, and one event loop for coroutines."""
+
+    def __init__(self, output: RunOutput) -> None:
+        self._output = output
+        self._loop: Any = None
+
+    def begin(self, job: Underway) -> str:
+        """Begin to execute a run; see :class:`Engine`."""
+        facts = job.run.facts
+        log, context = self._output.begin(facts.run_id)
+        if known_workflow(facts.workflow).is_coroutine:
+            loop = self._event_loop()
+            loop.call_soon_threadsafe(self._start, job, log, context=context)
+        else:
+            name = f"stepwise {facts.run_id}"
+            work = threading.Thread(
+                target=context.run, args=(self._execute, job, log), name=name, daemon=True
+            )
+            work.start()
+        return ""
+
+    def drain(self) -> None:
+        """Do nothing: no run is in another process; see :class:`Engine`."""
+
+    def _execute(self, job: Underway, log: RunLog) -> None:
+        """Execute a run in the current thread."""
+        top, error = None, None
+        try:
+            top = job.run.again()
+            top.permit = job.permit
+            handles.executed(top)
+        except BaseException as problem:  # classes of loaded values may raise, too
+            error = problem
+            if top is not None:
+                handles.tell_failure(top, problem)
+        finally:
+            self._output.end(log)
+            job.end(error, refused=top is None or not top.opened)
+
+    def _event_loop(self) -> Any:
+        """Return the event loop of the coroutine workflows, which runs in its own thread."""
+        if self._loop is None:
+            import asyncio
+
+            self._loop = asyncio.new_event_loop()
+            forever = self._loop.run_forever
+            start_apart(threading.Thread(target=forever, name="stepwise event loop"))
+        return self._loop
+
+    def _start(self, job: Underway, log: RunLog) -> None:
+        """Execute a run in a task of the current event loop."""
+        import asyncio
+
+        try:
+            top = job.run.again()
+            top.permit = job.permit
+            handle = handles.start_task(top, asyncio.Semaphore(), wakes=False)
+        except Exception as error:
+            self._output.end(log)
+            job.end(error, refused=True)
+            return
+
+        def ended(end: asyncio.Future[Any]) -> None:
+            error = asyncio.CancelledError() if end.cancelled() else end.exception()
+            self._output.end(log)
+            job.end(error, refused=not top.opened)
+
+        handle._ended.add_done_callback(ended)
+
+
+class OwnProcess:
+    """An engine with a process for each run, so that a deadly run kills only its own process.
+
+    Args:
+        command: returns the command that executes one run, and reports what becomes of the run.
+    """
+
+    def __init__(self, command: Callable[[Run], Sequence[str]]) -> None:
+        self._command = command
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, job: Underway) -> str:
+        """Begin to execute a run; see :class:`Engine`."""
+        none = {settings.IN_BRANCH: ""}  # it is in no branch that this process executes
+        process = subprocess.Popen(self._command(job.run.run), env={**os.environ, **none})  # noqa: S603
+        self._processes.append(process)
+
+        def wait() -> None:
+            process.wait()
+            self._processes.remove(process)
+            job.end(lost=True, told=True)
+
+        threading.Thread(target=wait, name=f"stepwise waits for {job.run.facts.run_id}").start()
+        return f"alone, in process {process.pid}"
+
+    def drain(self) -> None:
+        """Terminate the processes; see :class:`Engine`."""
+        for process in list(self._processes):
+            process.terminate()
+
+
 # -- run output -----------------------------------------------------------------------------------
 
 
@@ -241,7 +398,7 @@ class _PrintedBy(io.TextIOBase):
         return self._terminal.buffer  # type: ignore[attr-defined]
 
 
-# -- elsewhere ------------------------------------------------------------------------------------
+# -- orders and replies ---------------------------------------------------------------------------
 
 
 WAIT_HERE = 1.0
@@ -665,160 +822,3 @@ def _keep_names(function: Any) -> None:
         is_code = isinstance(value, (type, types.FunctionType))
         if is_code and value.__module__ == "__main__" and here.get(name) is _kept.get(name):
             here[name] = _kept[name] = value
-
-
-# -- engines --------------------------------------------------------------------------------------
-
-
-class Underway:
-    """A run that an engine executes.
-
-    Args:
-        news: called once with this object, when the execution of the run is over.
-
-    Attributes:
-        error: the exception that stopped the run.
-        refused: whether the workflow could not be called at all.
-        lost: whether the process ended without a report; the store shows what became of the run.
-        told: whether the executing process has already reported what became of the run.
-        permit: the turn of the run, if its workflow has ``concurrent=``.
-    """
-
-    def __init__(
-        self,
-        run: handles.UnfinishedRun,
-        news: Callable[[Underway], None],
-        permit: Turn | None = None,
-    ) -> None:
-        self.run, self.permit = run, permit
-        self.error: BaseException | None = None
-        self.refused = self.lost = self.told = False
-        self._news = news
-
-    def end(
-        self,
-        error: BaseException | None = None,
-        *,
-        refused: bool = False,
-        lost: bool = False,
-        told: bool = False,
-    ) -> None:
-        """Report that the run is no longer executed."""
-        self.error, self.refused, self.lost, self.told = error, refused, lost, told
-        self._news(self)
-
-
-class Engine(Protocol):
-    """The executor of the runs that the supervisor begins."""
-
-    def begin(self, job: Underway) -> str:
-        """Begin to execute a run, and return at once; call ``job.end()`` when that is over.
-
-        Returns:
-            the place of execution, as text; empty for this process, whose output shows the run.
-        """
-
-    def drain(self) -> None:
-        """Keep runs in other processes from starting steps; runs of this process know already."""
-
-
-class Threads:
-    """An engine with a thread for each plain workflow, and one event loop for coroutines."""
-
-    def __init__(self, output: RunOutput) -> None:
-        self._output = output
-        self._loop: Any = None
-
-    def begin(self, job: Underway) -> str:
-        """Begin to execute a run; see :class:`Engine`."""
-        facts = job.run.facts
-        log, context = self._output.begin(facts.run_id)
-        if known_workflow(facts.workflow).is_coroutine:
-            loop = self._event_loop()
-            loop.call_soon_threadsafe(self._start, job, log, context=context)
-        else:
-            name = f"stepwise {facts.run_id}"
-            work = threading.Thread(
-                target=context.run, args=(self._execute, job, log), name=name, daemon=True
-            )
-            work.start()
-        return ""
-
-    def drain(self) -> None:
-        """Do nothing: no run is in another process; see :class:`Engine`."""
-
-    def _execute(self, job: Underway, log: RunLog) -> None:
-        """Execute a run in the current thread."""
-        top, error = None, None
-        try:
-            top = job.run.again()
-            top.permit = job.permit
-            handles.executed(top)
-        except BaseException as problem:  # classes of loaded values may raise, too
-            error = problem
-            if top is not None:
-                handles.tell_failure(top, problem)
-        finally:
-            self._output.end(log)
-            job.end(error, refused=top is None or not top.opened)
-
-    def _event_loop(self) -> Any:
-        """Return the event loop of the coroutine workflows, which runs in its own thread."""
-        if self._loop is None:
-            import asyncio
-
-            self._loop = asyncio.new_event_loop()
-            forever = self._loop.run_forever
-            start_apart(threading.Thread(target=forever, name="stepwise event loop"))
-        return self._loop
-
-    def _start(self, job: Underway, log: RunLog) -> None:
-        """Execute a run in a task of the current event loop."""
-        import asyncio
-
-        try:
-            top = job.run.again()
-            top.permit = job.permit
-            handle = handles.start_task(top, asyncio.Semaphore(), wakes=False)
-        except Exception as error:
-            self._output.end(log)
-            job.end(error, refused=True)
-            return
-
-        def ended(end: asyncio.Future[Any]) -> None:
-            error = asyncio.CancelledError() if end.cancelled() else end.exception()
-            self._output.end(log)
-            job.end(error, refused=not top.opened)
-
-        handle._ended.add_done_callback(ended)
-
-
-class OwnProcess:
-    """An engine with a process for each run, so that a deadly run kills only its own process.
-
-    Args:
-        command: returns the command that executes one run, and reports what becomes of the run.
-    """
-
-    def __init__(self, command: Callable[[Run], Sequence[str]]) -> None:
-        self._command = command
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def begin(self, job: Underway) -> str:
-        """Begin to execute a run; see :class:`Engine`."""
-        none = {settings.IN_BRANCH: ""}  # it is in no branch that this process executes
-        process = subprocess.Popen(self._command(job.run.run), env={**os.environ, **none})  # noqa: S603
-        self._processes.append(process)
-
-        def wait() -> None:
-            process.wait()
-            self._processes.remove(process)
-            job.end(lost=True, told=True)
-
-        threading.Thread(target=wait, name=f"stepwise waits for {job.run.facts.run_id}").start()
-        return f"alone, in process {process.pid}"
-
-    def drain(self) -> None:
-        """Terminate the processes; see :class:`Engine`."""
-        for process in list(self._processes):
-            process.terminate()

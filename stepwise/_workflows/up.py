@@ -326,7 +326,7 @@ def stores_for(modules: Sequence[str]) -> list[Store]:
 class _LeftAlone(NamedTuple):
     """A run that the supervisor leaves alone until something about the run changes."""
 
-    run: handles.UnfinishedRun
+    run: UnfinishedRun
     last: int  # number of its last record; 0 if only its head counts
 
 
@@ -697,7 +697,7 @@ class Supervisor:
 
     # -- deciding --------------------------------------------------------------------------------
 
-    def _consider(self, run: handles.UnfinishedRun) -> None:
+    def _consider(self, run: UnfinishedRun) -> None:
         """Plan when a run continues, or leave it; an unreadable run must not stop the others."""
         try:
             self._decide(run)
@@ -705,7 +705,7 @@ class Supervisor:
             self._failed += 1
             self._say("problem", run, f"it cannot be read: {error}")
 
-    def _decide(self, run: handles.UnfinishedRun) -> None:
+    def _decide(self, run: UnfinishedRun) -> None:
         key, facts, only = run.key, run.facts, self._terms.only
         if (
             key in self._jobs
@@ -732,7 +732,7 @@ class Supervisor:
             is_due = why is not None and not facts.is_submitted  # those keep their order
             self._agenda.add(Plan(run, clock.now() if is_due else run.until))
 
-    def _leave_strange(self, run: handles.UnfinishedRun, error: errors.ConfigurationError) -> None:
+    def _leave_strange(self, run: UnfinishedRun, error: errors.ConfigurationError) -> None:
         """Leave a run whose workflow is unknown here; report the first of them by name."""
         unknown = run.facts.workflow not in self._strange
         self._strange.add(run.facts.workflow)
@@ -746,7 +746,7 @@ class Supervisor:
                 why = f"{why}; {problem}"
             self._say("left", run, why, command=command)
 
-    def _plan_after_death(self, run: handles.UnfinishedRun, code: str) -> None:
+    def _plan_after_death(self, run: UnfinishedRun, code: str) -> None:
         deaths = deaths_of(*run, code)
         if deaths.attempts and self._died.get(run.key) != deaths.at:
             self._died[run.key] = deaths.at
@@ -764,7 +764,7 @@ class Supervisor:
             alone = deaths.stuck >= DEADLY - 1 and bool(self._terms.alone(run.run))
             self._agenda.add(Plan(run, deaths.at + wait, alone))
 
-    def _is_left(self, run: handles.UnfinishedRun) -> bool:
+    def _is_left(self, run: UnfinishedRun) -> bool:
         left = self._left.get(run.key)
         if left is None:
             return False
@@ -775,7 +775,7 @@ class Supervisor:
 
     def _leave(
         self,
-        run: handles.UnfinishedRun,
+        run: UnfinishedRun,
         detail: str,
         command: Sequence[str] = (),
         *,
@@ -789,7 +789,7 @@ class Supervisor:
     def _say(
         self,
         kind: Kind,
-        run: handles.UnfinishedRun | None,
+        run: UnfinishedRun | None,
         detail: str = "",
         *,
         status: str = "",
@@ -916,7 +916,7 @@ class Supervisor:
             self._agenda.add(Plan(job.run, clock.now() + self._pause_after_fault(job.run)))
             self._say("problem", None, f"{job.run.facts.run_id}: {error_text(error)}")
 
-    def _pause_after_fault(self, run: handles.UnfinishedRun) -> float:
+    def _pause_after_fault(self, run: UnfinishedRun) -> float:
         """Return the seconds to wait before the retry of a run that the store failed."""
         number = self._faults[run.key] = self._faults.get(run.key, 0) + 1
         return min(_LONGEST, 2.0**number)
@@ -964,9 +964,7 @@ class Supervisor:
         else:
             self._consider(now)
 
-    def _stopped(
-        self, run: handles.UnfinishedRun, error: BaseException | None, *, refused: bool
-    ) -> None:
+    def _stopped(self, run: UnfinishedRun, error: BaseException | None, *, refused: bool) -> None:
         """Decide what becomes of a run that stopped without an end."""
         self._failed += 1
         lost = isinstance(error, (errors.CorruptStoreError, errors.JournalLostError))
@@ -997,7 +995,7 @@ def _behind() -> float:
     return clock.elapsed() - clock.now()
 
 
-def _status_of(run: handles.UnfinishedRun) -> str:
+def _status_of(run: UnfinishedRun) -> str:
     """Return the status that a run has now, or ``deleted``."""
     try:
         return run.run.status
@@ -1005,9 +1003,9 @@ def _status_of(run: handles.UnfinishedRun) -> str:
         return "deleted"
 
 
-def _waits_for(run: handles.UnfinishedRun) -> str:
+def _waits_for(run: UnfinishedRun) -> str:
     return f"waits {'; '.join(map(str, pending(run.facts)))}"
 
 
-def _last(run: handles.UnfinishedRun) -> int:
+def _last(run: UnfinishedRun) -> int:
     return newest_mark(run.store, run.seal, run.facts.run_id).last
