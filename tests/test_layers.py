@@ -49,7 +49,7 @@ ONLY_IN = {
         "stepwise.integrations",
         "stepwise.testing",
     },
-    "cronsim": {"stepwise._workflows.schedule_times"},
+    "cronsim": {"stepwise._workflows.schedules"},
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores"},
@@ -93,13 +93,14 @@ MAY_IMPORT = {
     ),
     "integrations": (
         "_calls _checkpoints.resources _execution.account _execution.active_run "
-        "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.census "
-        "_runs.run _runs.steps _runtime _values _workflows.handles _workflows.up _workflows.host "
+        "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.maintenance "
+        "_runs.run _runs.steps _runtime _values _workflows.engines _workflows.handles "
+        "_workflows.host _workflows.up "
         "stores._files stores._group_commit stores._locks stores._postgres_presence"
     ),
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.system_limits "
-        "_runtime.messages _workflows.preflight _workflows.rerun "
+        "_runtime.messages _workflows.engines _workflows.preflight _workflows.rerun "
         "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
     ),
     "mcp": (
@@ -117,7 +118,7 @@ MAY_IMPORT = {
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
         "integrations._model_requests integrations._recorded_responses _identity.clients "
-        "_workflows.replayed _workflows.rerun"
+        "_workflows.rerun"
     ),
 }
 """The rooms, and modules of them, that a public package may import beside what is public."""
@@ -442,7 +443,7 @@ FOR_LOOKING = """
     _calls.compensation _calls.doubt _calls.executors _calls.parallel _display.progress
     _display.render _display.terminal _execution.budget _execution.viewer _runs.fork
     _runs.messages _runs.overview _runs.questions _runs.run _runs.steps _runs.verify
-    _workflows.handles _workflows.up agent graph notebook
+    _workflows.engines _workflows.handles _workflows.up agent graph notebook
 """
 
 

@@ -139,6 +139,25 @@ class Replay:
         """Return the listener of a thread, or of a job, that is started at the prompt."""
         raise AssertionError
 
+    def check(self, call: Any) -> None:
+        """Refuse the call of a workflow if it means another run than the one executed again.
+
+        Args:
+            call: the :class:`stepwise._workflows.execute.Invocation`.
+
+        Raises:
+            ConfigurationError: it means another run.
+        """
+        raise NotImplementedError
+
+    def opened(self, *taken: Any) -> Any:
+        """Return the run that was taken up, as one that is executed again.
+
+        Args:
+            taken: as for :class:`stepwise._workflows.resume.WorkflowRun`.
+        """
+        raise NotImplementedError
+
     def before(self, made: Any, name: str) -> None:
         """Note that a call begins.
 

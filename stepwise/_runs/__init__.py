@@ -2,7 +2,7 @@
 
 The modules, each importing only from those before it::
 
-    steps sources paths fitting branch_rows overview messages fork branching questions why verify
-    copying streaming run replica portable starting export maintenance limits census retention
-    schedules finding doctor
+    steps sources paths fitting overview messages fork branching questions why verify
+    copying streaming run replica starting export maintenance
+    schedules doctor
 """

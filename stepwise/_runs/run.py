@@ -1,4 +1,4 @@
-"""The handle of a run (:class:`Run`), and listings of runs.
+"""The handle of a run (:class:`Run`), and how runs are listed and found.
 
 A ``Run`` is a handle: each attribute is read from the store when it is accessed.  Nothing is
 unpickled unless the caller requests inputs, local variables, a result or an exception.
@@ -21,6 +21,8 @@ from stepwise._calls.compensation import compensate
 from stepwise._calls.driver import drive
 from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._display import render
+from stepwise._display.terminal import elided, line_of
+from stepwise._display.words import ago
 from stepwise._execution.active_run import current_scope, live_runs
 from stepwise._execution.budget import Budget, Spent
 from stepwise._execution.outcomes import load_inputs
@@ -63,7 +65,8 @@ from stepwise._runs.verify import (
 from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import count, fold, shell_word
+from stepwise._runtime.messages import count, fold, printable, shell_word
+from stepwise._runtime.store_urls import public_url
 from stepwise._values.codec import Codec
 from stepwise.stores import Head, Owner, Store, open_store
 from stepwise.stores.base import Words
@@ -882,7 +885,7 @@ _NEAR = 1000  # newest runs that are searched for an id similar to a misspelled 
 _SHOWN = 100  # runs that a list shows
 _NEVER_RUNNING = ("completed", "failed", "interrupted", "suspended", "cancelled", "superseded")
 _RUNNING = ("running", "crashed", "stuck", "ready")  # as their heads have it
-_UNFINISHED = ("running", "crashed", "stuck", "failed", "interrupted", "suspended", "ready")
+_UNFINISHED = {"running", *run_steps.UNFINISHED} - {"suspended"}  # submitted runs are apart
 
 
 def _run_in(url: str, run_id: str) -> Run:
@@ -1063,7 +1066,7 @@ def each_listed(
         options.check_tags("runs()", tags)
     opened = open_store(store if store is not None else settings.store())
     seal = journals.seal_for(opened)
-    unfinished = status in _UNFINISHED and status != "suspended"  # submitted runs are apart
+    unfinished = status in _UNFINISHED
     kept = "running" if status in _RUNNING else status if status in _NEVER_RUNNING else None
     name = workflow if isinstance(workflow, str) else None
     words = journals.words_for(seal, name, kept, tags or {})
@@ -1129,6 +1132,76 @@ def _is_of(store: Store, seal: Seal, facts: RunFacts, workflow: Any) -> bool:
     return definition is not None and journals.is_of_file(
         store, seal, facts, definition.other_names, definition.file
     )
+
+
+# -- finding ---------------------------------------------------------------------------------------
+
+
+def call_text(run: Any) -> str:
+    """Return the call of a run as ``label(arguments)``."""
+    return printable(f"{run.label}({run.arguments})", 500)
+
+
+def find_run(run_id: str | None) -> Run:
+    """Return the run with that id, or the only run whose id begins with it.
+
+    A child run is returned only if no other run matches.
+
+    Without an id, return the latest run.
+    """
+    if run_id is None:
+        latest = next((each for each in each_listed() if not run_steps.is_inner(each.facts)), None)
+        if latest is None:
+            raise errors.RunNotFoundError(
+                f"no runs in {public_url(str(settings.store()))}", run_id=""
+            )
+        return latest.run
+    run = known_run(open_store(settings.store()), run_id)
+    if run is not None:
+        return run
+    begun = [*each_listed(prefix=run_id)] if run_id else []
+    found = [each for each in begun if not run_steps.is_inner(each.facts)] or begun
+    if not found:
+        return get_run(run_id)  # its error names runs with a similar id
+    if len(found) == 1:
+        return found[0].run
+    calls = [line_of(call_text(each.facts), 1000) for each in found[:8]]
+    lines = "\n".join(
+        f"  {each.run.id}  {each.status}  {ago(time.time() - each.facts.updated_at)}  "
+        f"{elided(call, 60, calls, every=True)}"
+        for each, call in zip(found, calls, strict=False)
+    )
+    more = f"\n  and {len(found) - 8} more: stepwise runs" if len(found) > 8 else ""
+    raise errors.RunNotFoundError(
+        f"{len(found)} runs begin with {run_id!r}; write more of the id:\n{lines}{more}",
+        run_id=run_id,
+    )
+
+
+def find_step(run: Run, number: int) -> run_steps.StepRecord:
+    """Return a step by its number.
+
+    Raises:
+        StepNotFoundError: the run has no such step.
+    """
+    for step in run._each_step(run._seen(1)):
+        if step.number == number:
+            return step
+    run._facts()  # raises if it was deleted meanwhile
+    raise errors.StepNotFoundError(
+        f"run {run.id!r} has no step {number}. Its steps: stepwise show {shell_word(run.id)}",
+        run_id=run.id,
+        step=number,
+    )
+
+
+def unsettled() -> Iterator[tuple[Run, Overview]]:
+    """Yield the runs with steps in doubt or stopped calls, each with its overview."""
+    for each in listed():
+        with suppress(errors.RunNotFoundError):  # deleted meanwhile
+            seen = each.run._seen(1) if each.status in run_steps.UNFINISHED else None
+            if seen is not None and (seen.in_doubt or seen.stops):
+                yield each.run, seen
 
 
 # -- current --------------------------------------------------------------------------------------

@@ -459,17 +459,16 @@ def _open_to_compare(call: Invocation, seal: Seal) -> WorkflowRun:
     Raises:
         ConfigurationError: the call means another run.
     """
-    from stepwise._workflows.replayed import ComparedRun, Comparing  # on use
-
-    look: Any = debugged.look
-    assert isinstance(look, Comparing)
-    ComparedRun.check(call, look)
+    look = debugged.look
+    assert look is not None
+    look.check(call)
     lease, call = Lease(call.store, call.run_id).acquire(), call._replace(timeout=None)
     facts = journals.facts_of(call.store, seal, call.run_id)
     journal = _journal_of(call, seal, lease)
     if facts is None:
         journal.load()
-    return ComparedRun(look, call, *_take_up(call, journal, lease, facts))
+    opened: WorkflowRun = look.opened(call, *_take_up(call, journal, lease, facts))
+    return opened
 
 
 def _acquire(lease: Lease, *, child: bool) -> None:

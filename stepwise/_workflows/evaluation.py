@@ -37,13 +37,14 @@ from stepwise._identity.following import version_of
 from stepwise._identity.identity import random_id, whole
 from stepwise._journal.journal import facts_of, read_end
 from stepwise._journal.records import RunFacts
-from stepwise._runs.branch_rows import shown_variables, variation_text
 from stepwise._runs.branching import (
     RunBranch,
     RunBranches,
     check,
     execute,
     make,
+    shown_variables,
+    variation_text,
     workflow_of,
 )
 from stepwise._runs.run import Run, current_run

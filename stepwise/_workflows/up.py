@@ -1,8 +1,6 @@
-"""``stepwise up``: the executor of unfinished runs.
+"""``stepwise up``: the supervisor of unfinished runs, which decides which run continues, and when.
 
-The supervisor decides which run continues, and when.  An engine executes the run: in a thread or a
-task of this process, in a process of its own, or on a cluster (``integrations``).  The engine
-reports the end of a run as news, so that the supervisor needs to know no engine.
+An engine executes the run; see :mod:`.engines`.
 
 A process continues runs with the code that it imported, and reports that a source file has changed.
 Rejected: importing an edited module anew.  Objects of two versions of a class would meet in one
@@ -17,835 +15,200 @@ lets only one of them act.
 Rejected: executing a run that kills its process while nothing else runs (a run of hours would block
 all others).  Rejected: reading every inbox each 15 seconds (4,000 reads a minute for 1,000 runs).
 
-Runs are executed in another process on behalf of an engine.  Each run in a shared process has its
-own log of printed text.  ``sys.stdout`` and ``sys.stderr`` are replaced by writers that look up
-which run is printing.  A context variable names the run in the run's own threads and tasks; the
-scope names it in threads that its code starts.
-
-The submitter decides which run a call means, and records that run, so that callers can rely on its
-id.  The engine carries an :class:`Order` to another process, which takes the run over and executes
-it.  A :class:`Reply` comes back and says how the run ended.  A recorded result stays in the
-journal, where the submitter reads it.  The result is thus stored once, and its objects have the
-classes of the submitter's script.
-
-Rejected: recording nothing at the submission (queued work would vanish with its submitter).
-Rejected: a lease that the submitter keeps until the run begins (workers would need a protocol for
-the handover).  Rejected: a detached actor for each run (a second way to keep a run alive, beside
-``up``).
+A *plan* says when a run continues.  Runs that were submitted wait in the queue of their workflow,
+of which only the next are planned, and begin after those that are in progress.  Runs of a workflow
+with ``concurrent=`` also need a turn.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
-import importlib
-import io
+import heapq
+import itertools
 import math
 import os
 import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
-import types
-import urllib.parse
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
 from stepwise import errors
-from stepwise._execution.active_run import current_scope
+from stepwise._calls.limited import ask_for_run
 from stepwise._execution.limit_turns import Turn
 from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
-from stepwise._execution.viewer import error_of
-from stepwise._journal.journal import facts_of, newest_mark, read_end, read_head, seal_for
+from stepwise._journal.journal import newest_mark, read_head
 from stepwise._journal.lease import Lease, describe_owner, supervisor_name
 from stepwise._journal.log import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
-from stepwise._runs.retention import Retention
+from stepwise._runs.maintenance import Retention
 from stepwise._runs.run import Run
 from stepwise._runs.steps import error_line
 from stepwise._runtime import clock, settings
-from stepwise._runtime.event import Event
-from stepwise._runtime.events import listen
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.forks import start_apart
 from stepwise._runtime.interrupts import AFTER_SIGTERM
-from stepwise._runtime.messages import EX_TEMPFAIL, count, reports
-from stepwise._runtime.system_limits import make_private, open_private
-from stepwise._values.codec import decode_error, dump_code, encode_error, traceback_text
-from stepwise._values.preview import Secrets, error_text, preview
-from stepwise._values.unpickling import loads
+from stepwise._runtime.messages import EX_TEMPFAIL, count
+from stepwise._values.preview import error_text, preview
 from stepwise._workflows import handles
-from stepwise._workflows.begin import TopLevel, run_of
 from stepwise._workflows.definition import Definition, TakesOptions
-from stepwise._workflows.execute import Recall, record_end_of_process, record_submission
-from stepwise._workflows.handles import UnfinishedRun, refuse_start
-from stepwise._workflows.queues import Agenda, Key, Plan, Queue, Turns
-from stepwise._workflows.resume import WorkflowRun
+from stepwise._workflows.engines import WAIT_HERE, Engine, OwnProcess, RunOutput, Threads, Underway
+from stepwise._workflows.execute import record_end_of_process
+from stepwise._workflows.handles import Backlog, UnfinishedRun
 from stepwise._workflows.schedules import Timetable
-from stepwise.stores import Store, open_store
+from stepwise.stores import Store
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from typing_extensions import Self
-
-# -- run output -----------------------------------------------------------------------------------
+# -- plans, queues, turns --------------------------------------------------------------------------
 
 
-_LONGEST_NAME = 200  # characters of a file's name
+_DRAWN = 100  # submitted runs of a workflow that are planned; the others stay in the store
+Key = tuple[str, str]
 
 
-def log_name(run_id: str) -> str:
-    """Return the file name of a run's log: the id, with special characters as %XX.
-
-    Letters, digits and ``-._~`` stay as they are.
-    """
-    name = urllib.parse.quote(run_id, safe="", errors="surrogatepass")
-    if len(name) > _LONGEST_NAME:
-        import hashlib
-
-        digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-        name = f"{name[:_LONGEST_NAME]}~{digest}"
-    return f"{name}.log"
-
-
-class RunLog:
-    """The output of one run: to its file, or to the terminal with the run id before each line."""
-
-    def __init__(self, run_id: str, folder: str, terminal: IO[str]) -> None:
-        self.run_id = run_id
-        self._path = os.path.join(folder, log_name(run_id)) if folder else ""
-        self._terminal = terminal
-        self._file: IO[str] | None = None
-        self._rest = ""  # the last line, still without its end
-        self._mutex = threading.RLock()
-
-    @property
-    def has_file(self) -> bool:
-        """True if the output goes to a file."""
-        return bool(self._path)
-
-    def write(self, text: str) -> None:
-        """Write text that the run prints."""
-        with self._mutex:
-            if self._path:
-                try:
-                    self._opened().write(text)
-                except OSError as error:  # a full disk must not fail the run
-                    self._path, self._file = "", None
-                    self.write(f"{text}\nthe log cannot be written: {error}\n")
-                return
-            *lines, self._rest = f"{self._rest}{text}".split("\n")
-            if lines:
-                self._terminal.write("".join(f"{self.run_id} | {line}\n" for line in lines))
-                self._terminal.flush()
-
-    def _opened(self) -> IO[str]:
-        if self._file is None:
-            self._file = open(  # noqa: SIM115
-                self._path,
-                "a",
-                encoding="utf-8",
-                errors="backslashreplace",
-                buffering=1,
-                opener=open_private,
-            )
-        return self._file
-
-    def close(self) -> None:
-        """End the last line, and close the file; further output opens the file again."""
-        with self._mutex:
-            if self._rest:
-                self.write("\n")
-            if self._file is not None:
-                self._file.close()
-                self._file = None
-
-
-_current: ContextVar[RunLog | None] = ContextVar("stepwise_run_log", default=None)
-
-
-class RunOutput:
-    """The logs of the runs in this process, while this object is installed.
+class Plan(NamedTuple):
+    """The moment at which a run continues.
 
     Args:
-        folder: for the logs; empty to print everything on stderr.
+        at: in seconds since 1970; infinite if only a message wakes the run.
+        alone: whether the run gets its own process, since it may kill the process.
     """
 
-    def __init__(self, folder: str = "") -> None:
-        self._folder = folder
-        self._logs: dict[str, RunLog] = {}
-        self._before: tuple[Any, Any] | None = None
+    run: UnfinishedRun
+    at: float
+    alone: bool = False
 
-    def __enter__(self) -> Self:
-        if self._folder:
-            make_private(self._folder)
-        self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = _PrintedBy(sys.stdout, self), _PrintedBy(sys.stderr, self)
-        self._end = listen(self._note)
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._end()
-        if self._before is not None:
-            sys.stdout, sys.stderr = self._before
-        for log in list(self._logs.values()):
-            log.close()
+class Agenda:
+    """The plans of a supervisor, in the order of their moments; submitted runs come last.
+
+    Attributes:
+        plans: the plans, by the key of the run.
+    """
+
+    def __init__(self) -> None:
+        self.plans: dict[Key, Plan] = {}
+        self._continued: list[tuple[float, float, Key]] = []  # a heap: moment, age of the run, run
+        self._submitted: list[tuple[float, float, Key]] = []  # the same
+        self._moments: set[tuple[float, Key]] = set()  # the moments and runs in the heaps
 
     @property
-    def terminal(self) -> IO[str]:
-        """The standard output of the process itself."""
-        return self._before[0] if self._before is not None else sys.stdout
+    def next(self) -> float:
+        """The earliest moment, in seconds since 1970; infinite if there is none."""
+        heaps = (heap[0][0] for heap in (self._continued, self._submitted) if heap)
+        return min(heaps, default=math.inf)
 
-    def begin(self, run_id: str) -> tuple[RunLog, contextvars.Context]:
-        """Return the log of a run that begins, and a context whose output goes to the log."""
-        assert self._before is not None
-        log = self._logs[run_id] = RunLog(run_id, self._folder, self._before[1])
-        context = contextvars.copy_context()
-        context.run(_current.set, log)
-        return log, context
+    def add(self, plan: Plan) -> None:
+        """Add a plan, in place of the one that the run has."""
+        key = plan.run.key
+        self.plans[key] = plan
+        if plan.at < math.inf and (plan.at, key) not in self._moments:
+            self._moments.add((plan.at, key))
+            heap = self._submitted if plan.run.facts.is_submitted else self._continued
+            heapq.heappush(heap, (plan.at, plan.run.facts.created_at, key))
 
-    def end(self, log: RunLog) -> None:
-        """Close the log of a run that ended."""
-        self._logs.pop(log.run_id, None)
-        log.close()
+    def take(self, latest: float) -> Plan | None:
+        """Return the next plan whose moment has come, once; the run stays planned."""
+        for heap in (self._continued, self._submitted):
+            while heap and heap[0][0] <= latest:
+                at, _, key = heapq.heappop(heap)
+                self._moments.discard((at, key))
+                plan = self.plans.get(key)
+                if plan is not None and plan.at == at:
+                    return plan
+        return None
 
-    def here(self) -> RunLog | None:
-        """Return the log for output of the current code; ``None`` outside of any run."""
-        log = _current.get()
-        if log is None and (scope := current_scope()) is not None:
-            log = self._logs.get(scope.run.root.run_id)
-        return log
-
-    @reports
-    def _note(self, event: Event) -> None:
-        log = self.here()
-        if log is not None and log.has_file:
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-            log.write(f"{at} {event}\n")
+    def clear(self) -> None:
+        """Remove all plans."""
+        self.plans.clear()
+        self._continued.clear()
+        self._submitted.clear()
+        self._moments.clear()
 
 
-class _PrintedBy(io.TextIOBase):
-    """The replacement of ``sys.stdout`` or ``sys.stderr``."""
+class Queue:
+    """The submitted runs of one workflow in one store, of which only the next are planned.
 
-    def __init__(self, terminal: IO[str], output: RunOutput) -> None:
-        self._terminal, self._output = terminal, output
+    Attributes:
+        planned: the runs that are planned.
+        has_more: whether there may be others behind them.
+    """
 
-    def write(self, text: str) -> int:
-        log = self._output.here()
-        if log is None:
-            return self._terminal.write(text)
-        log.write(text)
-        return len(text)
+    def __init__(self, backlog: Backlog, names: tuple[str, ...]) -> None:
+        self._backlog, self._names = backlog, names
+        self.planned: dict[Key, UnfinishedRun] = {}
+        self.has_more = False
 
-    def flush(self) -> None:
-        self._terminal.flush()
+    def is_full(self) -> bool:
+        """Return whether as many runs as are planned are due, so that others need no look."""
+        last = next(reversed(self.planned.values()), None)
+        return self.has_more and last is not None and last.until <= clock.now()
 
-    def writable(self) -> bool:
+    def draw(self, is_planned: Callable[[UnfinishedRun], bool]) -> None:
+        """Look for the next runs.
+
+        Args:
+            is_planned: returns whether a run is to be planned at all.
+        """
+        found = filter(is_planned, self._backlog.submitted(self._names))
+        self.planned = {run.key: run for run in itertools.islice(found, _DRAWN)}
+        self.has_more = len(self.planned) == _DRAWN
+
+
+class Turns:
+    """The runs that wait for the turn of their workflow, which has ``concurrent=``.
+
+    Args:
+        ring: called when a turn is decided; by another thread.
+        behind: how many seconds the time of day is behind the monotonic clock; fixed, so that the
+            order of moments stays.
+
+    Attributes:
+        asked: the runs that have asked, with their plans and turns.
+    """
+
+    def __init__(self, ring: Callable[[], None], behind: float) -> None:
+        self._ring, self._behind = ring, behind
+        self.asked: dict[Key, tuple[Plan, Turn]] = {}
+        self._held: list[Plan] = []  # runs that ask for their turn once others have theirs
+
+    def ask(self, plan: Plan, workflow: Definition, most: int) -> bool:
+        """Ask for the turn of a run; return ``False``, and hold the plan, if enough others ask.
+
+        Args:
+            most: how many runs of the workflow ask at the same time.
+        """
+        run, at_once = plan.run, workflow.options.concurrent
+        assert at_once is not None
+        names = (each.run.facts.workflow for each, _ in self.asked.values())
+        if sum(name == run.facts.workflow for name in names) >= most:
+            self._held.append(plan)
+            return False
+        since, place = plan.at + self._behind, (run.store, run.seal)
+        turn = ask_for_run(place, workflow.full_name, at_once, run.facts.run_id, self._ring, since)
+        self.asked[run.key] = plan, turn
         return True
 
-    def fileno(self) -> int:
-        return self._terminal.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return str(getattr(self._terminal, "encoding", "utf-8"))
-
-    @property
-    def buffer(self) -> Any:
-        """The byte stream, whose output is not assigned to runs."""
-        return self._terminal.buffer  # type: ignore[attr-defined]
-
-
-# -- elsewhere ------------------------------------------------------------------------------------
-
-
-WAIT_HERE = 1.0
-"""Seconds that a run waits before it suspends and another run takes its place."""
-
-_HOPELESS = 10  # deaths in a row, without a step's end in between
-
-
-class Order(NamedTuple):
-    """A run for another process to execute.
-
-    Args:
-        run_id: of the run.
-        explicit: whether the user chose the id.
-        resumes: whether the run resumes even if it was cancelled.
-        store: the URL of the store, without a password.
-        key: the id of the records' key, which reveals nothing about the key.
-        call: the workflow and its arguments, pickled.
-        settings: of the submitter; see :func:`stepwise._runtime.settings.traveling`.
-        end: number of the record that ended the run before it was submitted; 0 for none.
-    """
-
-    run_id: str
-    explicit: bool
-    resumes: bool
-    store: str
-    key: bytes
-    call: bytes
-    settings: dict[str, Any]
-    end: int = 0
-
-
-class Continuation(NamedTuple):
-    """A run for another process to continue, with its recorded arguments.
-
-    Args:
-        facts: of the run; if they have changed, another process continues the run.
-        store: the URL of the store, without a password.
-        key: the id of the records' key, which reveals nothing about the key.
-        modules: the modules to import, which define the workflow.
-        folder: the folder in which the modules were found.
-        logs: a folder for the output of runs; empty for none.
-        settings: as in an :class:`Order`.
-    """
-
-    facts: RunFacts
-    store: str
-    key: bytes
-    modules: tuple[str, ...]
-    folder: str
-    logs: str
-    settings: dict[str, Any]
-
-
-class Reply(NamedTuple):
-    """The end of a run that was executed in another process.
-
-    Args:
-        kind: ``"recorded"``: the result is in the journal; ``"value"``: the result is in ``data``,
-            since it could not be recorded; ``"error"``: an exception ended or stopped the run.
-        data: the value or the exception, encoded.
-        place: where the run was executed, as text.
-        trace: the traceback of the exception, as text.
-        suspended: whether the run waits, and continues later.
-        refused: whether the workflow could not be called at all.
-    """
-
-    kind: Literal["recorded", "value", "error"]
-    data: bytes = b""
-    place: str = ""
-    trace: str = ""
-    suspended: bool = False
-    refused: bool = False
-
-
-def continuation(run: UnfinishedRun, modules: Sequence[str], logs: str) -> Continuation:
-    """Return the order to continue a run, for another process.
-
-    Args:
-        modules: the modules that define the workflow, as found from the current folder.
-        logs: a folder for the output of runs; empty for none.
-    """
-    folder, key = os.getcwd(), run.seal.key_id
-    now = settings.traveling()
-    return Continuation(run.facts, run.store.url, key, tuple(modules), folder, logs, now)
-
-
-# -- the submitter -------------------------------------------------------------------------------
-
-
-class Placement:
-    """A recorded run that is to be executed in another process.
-
-    Attributes:
-        recalled: the recorded result, if the run has already completed.
-    """
-
-    def __init__(self, top: TopLevel, call: bytes) -> None:
-        self._top = top
-        self._call = call
-        self.recalled: Recall | None = top.taken if isinstance(top.taken, Recall) else None
-
-    @property
-    def run(self) -> Run:
-        """The run, for inspection."""
-        return run_of(self._top.store, self._top.run_id)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The URL of the store and the run id."""
-        return self._top.store.url, self._top.run_id
-
-    def order(self) -> Order:
-        """Return the order for the executing process."""
-        top, seal = self._top, seal_for(self._top.store)
-        facts = facts_of(top.store, seal, top.run_id)
-        return Order(
-            top.run_id,
-            top.is_explicit,
-            top.resumes,
-            top.store.url,
-            seal.key_id,
-            self._call,
-            settings.traveling(),
-            facts.end if facts is not None else 0,
-        )
-
-    def result(self, reply: Reply) -> Any:
-        """Return what the workflow returned.
-
-        Raises:
-            BaseException: the workflow's exception.
-        """
-        if reply.kind == "error":
-            error = decode_error(reply.data, stored=False)
-            if reply.trace and hasattr(error, "add_note"):
-                error.add_note(f"Raised {reply.place}:\n{reply.trace.rstrip()}")
-            raise error
-        if reply.kind == "value":
-            return loads(reply.data, stored=False)
-        recalled = self._top.recall()
-        if recalled is None:
-            raise errors.StepwiseError(
-                f"run {self._top.run_id!r} completed {reply.place}, and its result is no longer "
-                "in the store: the run was deleted, or called again"
-            )
-        return recalled.value
-
-    def completed(self) -> None:
-        """Count the run as completed: a later equal call means another run."""
-        memory.completed(self._top.store.url, self._top.base, self._top.run_id)
-
-
-def place(
-    workflow: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    what: str,
-    check: Callable[[Store], None],
-) -> Placement:
-    """Record the run that a call means, so that another process can execute it.
-
-    Args:
-        workflow: a result of :func:`stepwise.workflow`; bound, if it is a method.
-        what: the name of the operation, for messages.
-        check: raises if other processes cannot use the store.
-
-    Raises:
-        ConfigurationError: the argument is not a workflow, or is a generator; or the caller is a
-            run itself.
-        StepwiseError: any error that a call of the workflow raises before it begins.
-    """
-    definition = getattr(workflow, "definition", None)
-    if not isinstance(definition, Definition):
-        raise errors.ConfigurationError(
-            f"{what}: {workflow!r} is not a workflow: decorate the function with @workflow"
-        )
-    operation = functools.partial(_place, (workflow, args), what, check)
-    placed: Placement = workflow._with(definition, operation)(*args, **kwargs)
-    return placed
-
-
-def _place(
-    given: tuple[Any, tuple[Any, ...]],
-    what: str,
-    check: Callable[[Store], None],
-    definition: Definition,
-    instance: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Placement:
-    refuse_start(definition, what)
-    if definition.options.on_owned == "wait":  # the task waits instead
-        options = definition.options.changed({"on_owned": "raise"})
-        definition = Definition(definition.function, options, definition)
-    top = TopLevel(definition, instance, args, kwargs)
-    top.promised, top.counts = True, False
-    top.choose()
-    check(top.store)
-    workflow, whole = given  # possibly unbound, with the instance among the arguments
-    elsewhere = workflow.options(store=top.store.url, on_owned="wait")
-    try:
-        call = dump_code((elsewhere, whole, dict(kwargs)))
-    except Exception as error:
-        raise errors.NotRecordableError(
-            f"{what}: the workflow or one of its arguments cannot be sent to another process: "
-            f"{error}",
-            type_name=type(error).__name__,
-        ) from error
-    try:
-        top.begin_here()
-    except errors.RunBusyError:  # the task waits for the result
-        return Placement(top, call)
-    opened = top.taken
-    if isinstance(opened, WorkflowRun):
-        _put_down(top, opened)
-    else:
-        top.__exit__(None, None, None)
-    return Placement(top, call)
-
-
-def _put_down(top: TopLevel, opened: WorkflowRun) -> None:
-    """Record the submission of a run that was taken over for that purpose, and release the run."""
-    if top.display is not None:
-        top.display.close()
-        top.display = None
-    active = opened.active
-    try:
-        if opened.is_new:
-            record_submission(active)
-    finally:
-        active.close()
-
-
-# -- the process that executes it ----------------------------------------------------------------
-
-
-def carry_out(order: Order, where: str) -> Reply:
-    """Execute a run, and return how it ended, even if it raised.
-
-    Args:
-        where: the place of this process, as text: ``on node ...``.
-
-    Raises:
-        KeyboardInterrupt: the engine cancelled the task.
-    """
-    try:
-        return _carry_out(order, where)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return _raised(error, where)
-
-
-def _carry_out(order: Order, where: str) -> Reply:
-    store = _prepared(order, order.run_id, where)
-    seal = seal_for(store)
-    facts = facts_of(store, seal, order.run_id)
-    if facts is not None and facts.status == "failed" and facts.end not in (0, order.end):
-        # It failed after the submission, in a task that could not report that before its node died.
-        error = error_of(store, seal, facts)
-        if error is not None:
-            raise error
-    if facts is not None and store.owner(order.run_id) is None:
-        stuck = deaths_of(store, seal, facts).stuck
-        if stuck >= _HOPELESS:
-            raise errors.StepwiseError(
-                f"run {order.run_id!r} is not tried again: its process died {stuck} times at the "
-                f"same step. To try it again: stepwise resume {order.run_id}"
-            )
-    try:
-        workflow, args, kwargs = loads(order.call, stored=False)
-    except Exception as error:
-        raise errors.ConfigurationError(
-            f"the workflow of run {order.run_id!r}, or one of its arguments, cannot be loaded "
-            f"{where}: {type(error).__name__}: {error}. Its modules must be there; "
-            "ray.init(runtime_env={'working_dir': '.'}) sends the files of a folder along"
-        ) from error
-    _keep_names(workflow.definition.function)
-    operation = functools.partial(_executed, order, where)
-    reply: Reply = workflow._with(workflow.definition, operation)(*args, **kwargs)
-    return reply
-
-
-def _prepared(order: Order | Continuation, run_id: str, where: str) -> Store:
-    """Prepare this process to execute a run for another process; return the run's store."""
-    memory.is_executor = True
-    settings.suspend_soon(WAIT_HERE)
-    settings.adopt(order.settings)
-    store = open_store(order.store)
-    if order.key not in seal_for(store).key_ids:
-        raise errors.ConfigurationError(
-            f"run {run_id!r} cannot be executed {where}: the key there is not the "
-            "submitter's, so its records do not verify. Set STEPWISE_KEY to the same secret on "
-            "every machine, before its processes start"
-        )
-    return store
-
-
-def _executed(
-    order: Order,
-    where: str,
-    definition: Definition,
-    instance: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> Reply:
-    top = TopLevel(definition, instance, args, kwargs)
-    top.mean(order.run_id, explicit=order.explicit, recorded=True)
-    top.resumes = order.resumes
-    return _reply(top, where)
-
-
-def _reply(top: TopLevel, where: str) -> Reply:
-    """Execute a run, and return how it ended."""
-    try:
-        value = handles.executed(top)
-    except BaseException as error:
-        handles.tell_failure(top, error)
-        if is_of_the_engine(error):
-            raise
-        opened = top.taken
-        secrets = opened.active.secrets if isinstance(opened, WorkflowRun) else None
-        return _raised(error, where, secrets)._replace(refused=not top.opened)
-    seal = seal_for(top.store)
-    facts = facts_of(top.store, seal, top.run_id)
-    end = read_end(top.store, seal, facts) if facts is not None else None
-    if end is not None and end.ended is not None and end.ended.answers:
-        return Reply("recorded", place=where)
-    try:
-        return Reply("value", dump_code(value), where)
-    except Exception as error:
-        return _raised(
-            errors.NotRecordableError(
-                f"run {top.run_id!r} completed {where}, and its result cannot be sent: {error}",
-                type_name=type(value).__name__,
-            ),
-            where,
-        )
-
-
-def carry_on(order: Continuation, where: str) -> Reply:
-    """Continue a run, and return how it ended, even if it raised.
-
-    An interrupt of the main thread, with which the engine cancels a task, drains the run: no step
-    begins, and steps in flight may end.
-
-    Args:
-        where: the place of this process, as text: ``on node ...``.
-    """
-    try:
-        with RunOutput(order.logs) as output, _drained_by_interrupts():
-            store = _prepared(order, order.facts.run_id, where)
-            _import(order)
-            top = UnfinishedRun(store, seal_for(store), order.facts).again()
-            log, context = output.begin(top.run_id)
-            try:
-                return context.run(_reply, top, where)
-            finally:
-                output.end(log)
-    except BaseException as error:
-        if is_of_the_engine(error):
-            raise
-        return _raised(error, where)._replace(refused=True)
-
-
-def _import(order: Continuation) -> None:
-    """Import the modules that define the workflow, from the submitter's folder."""
-    if os.path.isdir(order.folder) and order.folder not in sys.path:
-        sys.path.insert(0, order.folder)
-    for name in order.modules:
-        importlib.import_module(name)
-
-
-@contextlib.contextmanager
-def _drained_by_interrupts() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-
-        def drain(*_: object) -> None:
-            stack.enter_context(drained())
-
-        before = signal.signal(signal.SIGINT, drain)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-def is_of_the_engine(error: BaseException) -> bool:
-    """Return whether an exception means that the engine ends the task or the process."""
-    return isinstance(error, KeyboardInterrupt) or hasattr(error, "ray_terminate_msg")
-
-
-def _raised(error: BaseException, where: str, secrets: Secrets | None = None) -> Reply:
-    secrets = secrets or Secrets()
-    trace = (
-        "" if isinstance(error, errors.RunStopped) else traceback_text(error, secrets.cleaned_text)
-    )
-    data = bytes(encode_error(error, secrets).data)
-    return Reply("error", data, where, trace, isinstance(error, errors.RunSuspended))
-
-
-_kept: dict[str, object] = {}  # names that were added to this process's __main__
-
-
-def _keep_names(function: Any) -> None:
-    """Add the classes and functions of the submitter's ``__main__`` to this ``__main__``.
-
-    These objects came by value.  Recorded by name, they refer to the script's own objects where
-    the run is inspected or resumed.
-    """
-    here = vars(sys.modules["__main__"])
-    space = getattr(function, "__globals__", {})
-    if function.__module__ != "__main__" or space is here:
-        return
-    for name, value in list(space.items()):
-        is_code = isinstance(value, (type, types.FunctionType))
-        if is_code and value.__module__ == "__main__" and here.get(name) is _kept.get(name):
-            here[name] = _kept[name] = value
-
-
-# -- engines --------------------------------------------------------------------------------------
-
-
-class Underway:
-    """A run that an engine executes.
-
-    Args:
-        news: called once with this object, when the execution of the run is over.
-
-    Attributes:
-        error: the exception that stopped the run.
-        refused: whether the workflow could not be called at all.
-        lost: whether the process ended without a report; the store shows what became of the run.
-        told: whether the executing process has already reported what became of the run.
-        permit: the turn of the run, if its workflow has ``concurrent=``.
-    """
-
-    def __init__(
-        self,
-        run: handles.UnfinishedRun,
-        news: Callable[[Underway], None],
-        permit: Turn | None = None,
-    ) -> None:
-        self.run, self.permit = run, permit
-        self.error: BaseException | None = None
-        self.refused = self.lost = self.told = False
-        self._news = news
-
-    def end(
-        self,
-        error: BaseException | None = None,
-        *,
-        refused: bool = False,
-        lost: bool = False,
-        told: bool = False,
-    ) -> None:
-        """Report that the run is no longer executed."""
-        self.error, self.refused, self.lost, self.told = error, refused, lost, told
-        self._news(self)
-
-
-class Engine(Protocol):
-    """The executor of the runs that the supervisor begins."""
-
-    def begin(self, job: Underway) -> str:
-        """Begin to execute a run, and return at once; call ``job.end()`` when that is over.
-
-        Returns:
-            the place of execution, as text; empty for this process, whose output shows the run.
-        """
-
-    def drain(self) -> None:
-        """Keep runs in other processes from starting steps; runs of this process know already."""
-
-
-class Threads:
-    """An engine with a thread for each plain workflow, and one event loop for coroutines."""
-
-    def __init__(self, output: RunOutput) -> None:
-        self._output = output
-        self._loop: Any = None
-
-    def begin(self, job: Underway) -> str:
-        """Begin to execute a run; see :class:`Engine`."""
-        facts = job.run.facts
-        log, context = self._output.begin(facts.run_id)
-        if known_workflow(facts.workflow).is_coroutine:
-            loop = self._event_loop()
-            loop.call_soon_threadsafe(self._start, job, log, context=context)
-        else:
-            name = f"stepwise {facts.run_id}"
-            work = threading.Thread(
-                target=context.run, args=(self._execute, job, log), name=name, daemon=True
-            )
-            work.start()
-        return ""
-
-    def drain(self) -> None:
-        """Do nothing: no run is in another process; see :class:`Engine`."""
-
-    def _execute(self, job: Underway, log: RunLog) -> None:
-        """Execute a run in the current thread."""
-        top, error = None, None
-        try:
-            top = job.run.again()
-            top.permit = job.permit
-            handles.executed(top)
-        except BaseException as problem:  # classes of loaded values may raise, too
-            error = problem
-            if top is not None:
-                handles.tell_failure(top, problem)
-        finally:
-            self._output.end(log)
-            job.end(error, refused=top is None or not top.opened)
-
-    def _event_loop(self) -> Any:
-        """Return the event loop of the coroutine workflows, which runs in its own thread."""
-        if self._loop is None:
-            import asyncio
-
-            self._loop = asyncio.new_event_loop()
-            forever = self._loop.run_forever
-            start_apart(threading.Thread(target=forever, name="stepwise event loop"))
-        return self._loop
-
-    def _start(self, job: Underway, log: RunLog) -> None:
-        """Execute a run in a task of the current event loop."""
-        import asyncio
-
-        try:
-            top = job.run.again()
-            top.permit = job.permit
-            handle = handles.start_task(top, asyncio.Semaphore(), wakes=False)
-        except Exception as error:
-            self._output.end(log)
-            job.end(error, refused=True)
-            return
-
-        def ended(end: asyncio.Future[Any]) -> None:
-            error = asyncio.CancelledError() if end.cancelled() else end.exception()
-            self._output.end(log)
-            job.end(error, refused=not top.opened)
-
-        handle._ended.add_done_callback(ended)
-
-
-class OwnProcess:
-    """An engine with a process for each run, so that a deadly run kills only its own process.
-
-    Args:
-        command: returns the command that executes one run, and reports what becomes of the run.
-    """
-
-    def __init__(self, command: Callable[[Run], Sequence[str]]) -> None:
-        self._command = command
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def begin(self, job: Underway) -> str:
-        """Begin to execute a run; see :class:`Engine`."""
-        none = {settings.IN_BRANCH: ""}  # it is in no branch that this process executes
-        process = subprocess.Popen(self._command(job.run.run), env={**os.environ, **none})  # noqa: S603
-        self._processes.append(process)
-
-        def wait() -> None:
-            process.wait()
-            self._processes.remove(process)
-            job.end(lost=True, told=True)
-
-        threading.Thread(target=wait, name=f"stepwise waits for {job.run.facts.run_id}").start()
-        return f"alone, in process {process.pid}"
-
-    def drain(self) -> None:
-        """Terminate the processes; see :class:`Engine`."""
-        for process in list(self._processes):
-            process.terminate()
+    def decided(self) -> Iterator[tuple[Plan, Turn]]:
+        """Yield the runs whose turn is granted or has failed, and remove them."""
+        for key, (plan, turn) in list(self.asked.items()):
+            if turn.granted or turn.error:
+                del self.asked[key]
+                yield plan, turn
+
+    def held(self) -> list[Plan]:
+        """Return the plans that were held, and remove them: these runs may ask now."""
+        held, self._held = self._held, []
+        return held
+
+    def leave(self) -> None:
+        """Give up all turns that were asked for."""
+        for _, turn in self.asked.values():
+            turn.desk.leave(turn)
 
 
 # -- module files ---------------------------------------------------------------------------------
@@ -963,7 +326,7 @@ def stores_for(modules: Sequence[str]) -> list[Store]:
 class _LeftAlone(NamedTuple):
     """A run that the supervisor leaves alone until something about the run changes."""
 
-    run: handles.UnfinishedRun
+    run: UnfinishedRun
     last: int  # number of its last record; 0 if only its head counts
 
 
@@ -1334,7 +697,7 @@ class Supervisor:
 
     # -- deciding --------------------------------------------------------------------------------
 
-    def _consider(self, run: handles.UnfinishedRun) -> None:
+    def _consider(self, run: UnfinishedRun) -> None:
         """Plan when a run continues, or leave it; an unreadable run must not stop the others."""
         try:
             self._decide(run)
@@ -1342,7 +705,7 @@ class Supervisor:
             self._failed += 1
             self._say("problem", run, f"it cannot be read: {error}")
 
-    def _decide(self, run: handles.UnfinishedRun) -> None:
+    def _decide(self, run: UnfinishedRun) -> None:
         key, facts, only = run.key, run.facts, self._terms.only
         if (
             key in self._jobs
@@ -1369,7 +732,7 @@ class Supervisor:
             is_due = why is not None and not facts.is_submitted  # those keep their order
             self._agenda.add(Plan(run, clock.now() if is_due else run.until))
 
-    def _leave_strange(self, run: handles.UnfinishedRun, error: errors.ConfigurationError) -> None:
+    def _leave_strange(self, run: UnfinishedRun, error: errors.ConfigurationError) -> None:
         """Leave a run whose workflow is unknown here; report the first of them by name."""
         unknown = run.facts.workflow not in self._strange
         self._strange.add(run.facts.workflow)
@@ -1383,7 +746,7 @@ class Supervisor:
                 why = f"{why}; {problem}"
             self._say("left", run, why, command=command)
 
-    def _plan_after_death(self, run: handles.UnfinishedRun, code: str) -> None:
+    def _plan_after_death(self, run: UnfinishedRun, code: str) -> None:
         deaths = deaths_of(*run, code)
         if deaths.attempts and self._died.get(run.key) != deaths.at:
             self._died[run.key] = deaths.at
@@ -1401,7 +764,7 @@ class Supervisor:
             alone = deaths.stuck >= DEADLY - 1 and bool(self._terms.alone(run.run))
             self._agenda.add(Plan(run, deaths.at + wait, alone))
 
-    def _is_left(self, run: handles.UnfinishedRun) -> bool:
+    def _is_left(self, run: UnfinishedRun) -> bool:
         left = self._left.get(run.key)
         if left is None:
             return False
@@ -1412,7 +775,7 @@ class Supervisor:
 
     def _leave(
         self,
-        run: handles.UnfinishedRun,
+        run: UnfinishedRun,
         detail: str,
         command: Sequence[str] = (),
         *,
@@ -1426,7 +789,7 @@ class Supervisor:
     def _say(
         self,
         kind: Kind,
-        run: handles.UnfinishedRun | None,
+        run: UnfinishedRun | None,
         detail: str = "",
         *,
         status: str = "",
@@ -1553,7 +916,7 @@ class Supervisor:
             self._agenda.add(Plan(job.run, clock.now() + self._pause_after_fault(job.run)))
             self._say("problem", None, f"{job.run.facts.run_id}: {error_text(error)}")
 
-    def _pause_after_fault(self, run: handles.UnfinishedRun) -> float:
+    def _pause_after_fault(self, run: UnfinishedRun) -> float:
         """Return the seconds to wait before the retry of a run that the store failed."""
         number = self._faults[run.key] = self._faults.get(run.key, 0) + 1
         return min(_LONGEST, 2.0**number)
@@ -1601,9 +964,7 @@ class Supervisor:
         else:
             self._consider(now)
 
-    def _stopped(
-        self, run: handles.UnfinishedRun, error: BaseException | None, *, refused: bool
-    ) -> None:
+    def _stopped(self, run: UnfinishedRun, error: BaseException | None, *, refused: bool) -> None:
         """Decide what becomes of a run that stopped without an end."""
         self._failed += 1
         lost = isinstance(error, (errors.CorruptStoreError, errors.JournalLostError))
@@ -1634,7 +995,7 @@ def _behind() -> float:
     return clock.elapsed() - clock.now()
 
 
-def _status_of(run: handles.UnfinishedRun) -> str:
+def _status_of(run: UnfinishedRun) -> str:
     """Return the status that a run has now, or ``deleted``."""
     try:
         return run.run.status
@@ -1642,9 +1003,9 @@ def _status_of(run: handles.UnfinishedRun) -> str:
         return "deleted"
 
 
-def _waits_for(run: handles.UnfinishedRun) -> str:
+def _waits_for(run: UnfinishedRun) -> str:
     return f"waits {'; '.join(map(str, pending(run.facts)))}"
 
 
-def _last(run: handles.UnfinishedRun) -> int:
+def _last(run: UnfinishedRun) -> int:
     return newest_mark(run.store, run.seal, run.facts.run_id).last

@@ -20,11 +20,11 @@ from stepwise._display import words
 from stepwise._display.render import usage_text
 from stepwise._display.terminal import Below, Column, Terminal, Word
 from stepwise._display.words import cached_text, duration_text, took_text
-from stepwise._runs.finding import call_text as call_text
-from stepwise._runs.finding import find_run as find_run
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.paths import shown
+from stepwise._runs.run import call_text as call_text
 from stepwise._runs.run import each_listed
+from stepwise._runs.run import find_run as find_run
 from stepwise._runs.steps import StoppedCall, is_inner
 from stepwise._runtime.messages import printable, shell_word
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from stepwise._display.terminal import Column
 from stepwise._display.words import duration_text
-from stepwise._runs.limits import limits_in_use
-from stepwise._runs.maintenance import store_url
+from stepwise._runs.maintenance import limits_in_use, store_url
 from stepwise.cli._command import command, echo_json, note, show_table
 
 

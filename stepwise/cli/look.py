@@ -22,13 +22,11 @@ from stepwise._display.terminal import Below, Branch, Column, Terminal, Word, el
 from stepwise._display.words import cached_text, duration_text, resume_text, tries_text, when
 from stepwise._runs.branching import existing, origin_of
 from stepwise._runs.export import first_step, first_variable, html_page
-from stepwise._runs.finding import find_step, unsettled
 from stepwise._runs.maintenance import store_url
 from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.paths import JSON_ROOM, find, find_recorded, short, short_values, shown
-from stepwise._runs.portable import test_of, to_data
-from stepwise._runs.replica import taken_from
-from stepwise._runs.run import Listed, listed, number_of_runs
+from stepwise._runs.replica import taken_from, test_of, to_data
+from stepwise._runs.run import Listed, find_step, listed, number_of_runs, unsettled
 from stepwise._runs.steps import (
     UNFINISHED,
     RunStatus,

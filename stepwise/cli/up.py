@@ -20,7 +20,8 @@ from stepwise import Run
 from stepwise._display.terminal import Word
 from stepwise._runs.maintenance import hand_down
 from stepwise._runs.starting import start_command
-from stepwise._workflows.up import Engine, Happening, RunOutput, Supervisor, Terms, stores_for
+from stepwise._workflows.engines import Engine, RunOutput
+from stepwise._workflows.up import Happening, Supervisor, Terms, stores_for
 from stepwise.cli import _command as cli
 from stepwise.cli._modules import import_modules
 

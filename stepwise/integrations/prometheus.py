@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from stepwise import errors
 from stepwise._journal.lease import Lease
-from stepwise._runs.census import Census
+from stepwise._runs.maintenance import Census
 from stepwise._runtime.event import Event
 from stepwise._runtime.events import listen
 from stepwise._workflows.up import Supervisor

@@ -29,9 +29,9 @@ from typing import Any, Generic, TypeVar
 from stepwise._calls.ray_executor import RayExecutor, connected, loaded
 from stepwise._runtime.forks import start_apart
 from stepwise._values.codec import decode_error
-from stepwise._workflows import up
+from stepwise._workflows import engines
+from stepwise._workflows.engines import Underway
 from stepwise._workflows.handles import StartedRun, waker
-from stepwise._workflows.up import Underway
 from stepwise.errors import ConfigurationError, StepwiseError
 from stepwise.stores import Store
 
@@ -100,7 +100,7 @@ def check_reach(store: Store, nodes: Iterable[Mapping[str, Any]]) -> None:
 
 
 def sent(
-    function: Callable[[Any], up.Reply],
+    function: Callable[[Any], engines.Reply],
     order: Any,
     run_id: str,
     resources: Mapping[str, Any],
@@ -116,9 +116,9 @@ def watch(ref: Any, ended: Callable[[Any], None]) -> None:
     ref.future().add_done_callback(ended)
 
 
-def execute(order: up.Order) -> up.Reply:
+def execute(order: engines.Order) -> engines.Reply:
     """Execute an order in a worker process of Ray."""
-    return up.carry_out(order, place_here(order.store))
+    return engines.carry_out(order, place_here(order.store))
 
 
 def place_here(url: str) -> str:
@@ -187,16 +187,16 @@ class RayEngine:
             check_store(store, self._ray)
 
     def begin(self, job: Underway) -> str:
-        """Submit a run; see :class:`stepwise._workflows.up.Engine`."""
+        """Submit a run; see :class:`.engines.Engine`."""
         run_id = job.run.facts.run_id
-        order = up.continuation(job.run, self._modules, self._logs)
+        order = engines.continuation(job.run, self._modules, self._logs)
         # Ray must not retry: the supervisor waits before it retries a run whose process died.
         ref = self._refs[run_id] = sent(go_on, order, run_id, {"max_retries": 0})
         watch(ref, lambda future: self._ended(job, future))
         return "on the cluster"
 
     def drain(self) -> None:
-        """Let no further step begin on the cluster; see :class:`stepwise._workflows.up.Engine`."""
+        """Let no further step begin on the cluster; see :class:`.engines.Engine`."""
         for ref in list(self._refs.values()):
             self._ray.cancel(ref, force=False, recursive=False)
 
@@ -206,14 +206,14 @@ class RayEngine:
         if error is not None:
             job.end(error, lost=True)
             return
-        reply: up.Reply = future.result()
+        reply: engines.Reply = future.result()
         raised = decode_error(reply.data, stored=False) if reply.data else None
         job.end(raised, refused=reply.refused)
 
 
-def go_on(order: up.Continuation) -> up.Reply:
+def go_on(order: engines.Continuation) -> engines.Reply:
     """Continue a run in a worker process of Ray."""
-    return up.carry_on(order, place_here(order.store))
+    return engines.carry_on(order, place_here(order.store))
 
 
 # -- runs that a program submits -------------------------------------------------------------------
@@ -224,13 +224,13 @@ _LOOK = 1.0  # seconds between two checks whether this process is still connecte
 class RayHandle(StartedRun, Generic[R]):
     """A run that a Ray cluster executes."""
 
-    def __init__(self, placement: up.Placement, resources: Mapping[str, Any]) -> None:
+    def __init__(self, placement: engines.Placement, resources: Mapping[str, Any]) -> None:
         super().__init__(placement.run)
         self._placement = placement
         self._resources = resources
         self._ended = threading.Event()
         self._mutex = threading.Lock()
-        self._reply: up.Reply | None = None
+        self._reply: engines.Reply | None = None
         self._error: BaseException | None = None
         self._value: Any = None
         self._is_loaded = False
@@ -332,7 +332,7 @@ class RayHandle(StartedRun, Generic[R]):
         ref = self._ref = sent(execute, self._placement.order(), self.id, self._resources)
         watch(ref, lambda future: _news().put((self, future)))
 
-    def _end(self, value: up.Reply | None = None, error: BaseException | None = None) -> None:
+    def _end(self, value: engines.Reply | None = None, error: BaseException | None = None) -> None:
         self._reply, self._error = value, error
         if value is not None and value.kind != "error":
             self._placement.completed()
@@ -386,7 +386,7 @@ def submit(
     check_options(resources)
     if run_id is not None:
         workflow = workflow.options(run_id=run_id)
-    placement = up.place(
+    placement = engines.place(
         workflow,
         args,
         kwargs or {},
@@ -417,7 +417,7 @@ def _news() -> queue.SimpleQueue[tuple[RayHandle[Any], Any]]:
 def _take_news() -> None:
     while True:
         handle, future = _queue.get()
-        reply: up.Reply | None = None
+        reply: engines.Reply | None = None
         try:
             error = future.exception()
             reply = future.result() if error is None else None
@@ -429,7 +429,7 @@ def _take_news() -> None:
             handle._end(reply, error)
 
 
-def _send_when_due(handle: RayHandle[Any], reply: up.Reply) -> None:
+def _send_when_due(handle: RayHandle[Any], reply: engines.Reply) -> None:
     """Submit a suspended run again, as soon as it is due."""
 
     def send() -> None:

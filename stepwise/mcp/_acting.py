@@ -9,9 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-from stepwise._runs.finding import find_run
 from stepwise._runs.messages import parsed_json
-from stepwise._runs.run import Run
+from stepwise._runs.run import Run, find_run
 from stepwise._runs.starting import top_of
 from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError

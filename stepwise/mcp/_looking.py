@@ -8,13 +8,11 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from stepwise._display.words import when
-from stepwise._runs.branch_rows import BranchRows
-from stepwise._runs.branching import existing
+from stepwise._runs.branching import BranchRows, existing
 from stepwise._runs.export import first_step, first_variable, source_of
-from stepwise._runs.finding import call_text, find_run, find_step, unsettled
 from stepwise._runs.fitting import LIMIT, cut
 from stepwise._runs.paths import find, find_recorded, short, size_of
-from stepwise._runs.run import Run, each_listed
+from stepwise._runs.run import Run, call_text, each_listed, find_run, find_step, unsettled
 from stepwise._runs.steps import RunStatus, is_inner, newest_checkpoint, or_why
 from stepwise._runtime import settings
 from stepwise._values.preview import type_name

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stepwise._runs.finding import find_run
-from stepwise._runs.run import Run, Runs, runs
+from stepwise._runs.run import Run, Runs, find_run, runs
 from stepwise._runtime.messages import count, notice
 from stepwise._workflows.handles import debug_here
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError

@@ -33,8 +33,7 @@ first difference is reported::
         rerun("trip.json", agent).assert_same()     # stepwise export RUN --format test -o trip.py
 """
 
-from stepwise._workflows.replayed import RerunCall, RerunDifference
-from stepwise._workflows.rerun import Rerun, rerun
+from stepwise._workflows.rerun import Rerun, RerunCall, RerunDifference, rerun
 from stepwise.testing.contract import StoreContract
 from stepwise.testing.crashes import (
     CrashReport,

@@ -8,7 +8,7 @@ from typing import Any
 from stepwise._display.markup import Content, Markup, badge, markup, section, table, tag
 from stepwise._display.words import duration_text
 from stepwise._journal.records import ADOPTED, ANSWER, RunFacts
-from stepwise._runs.branch_rows import (
+from stepwise._runs.branching import (
     effects_text,
     shown_variables,
     variation_of,

@@ -47,7 +47,7 @@ from stepwise._journal.lease import describe_owner, supervisor_name
 from stepwise._journal.log import Bell
 from stepwise._journal.records import OVER, Entry, RunFacts
 from stepwise._journal.summary import kept_summary, open_waits
-from stepwise._runs.branch_rows import BranchRows, in_order, variation_of
+from stepwise._runs.branching import BranchRows, in_order, variation_of
 from stepwise._runs.messages import messages_of
 from stepwise._runs.overview import overview
 from stepwise._runs.questions import RunQuestions

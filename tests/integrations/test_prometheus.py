@@ -17,10 +17,11 @@ import stepwise
 import stepwise.http
 from stepwise import Limit, step, tool, workflow
 from stepwise._journal.lease import Lease
-from stepwise._runs import census
-from stepwise._runs.census import Census
+from stepwise._runs import maintenance
+from stepwise._runs.maintenance import Census
 from stepwise._runtime import events, settings
-from stepwise._workflows.up import RunOutput, Supervisor, Terms
+from stepwise._workflows.engines import RunOutput
+from stepwise._workflows.up import Supervisor, Terms
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
 from stepwise.integrations import prometheus
 from stepwise.stores import open_store
@@ -206,7 +207,7 @@ def test_a_suspended_run_that_is_late(monkeypatch):
     job.submit("later")
     by_status = {"suspended": 2, "cancelled": 0, "superseded": 0, "completed": 0}
     assert Census(store()).count() == (by_status, 0.0)
-    monkeypatch.setattr(census.time, "time", lambda: time.monotonic() + 2**33)
+    monkeypatch.setattr(maintenance.time, "time", lambda: time.monotonic() + 2**33)
     assert Census(store()).count().late > 2**32
 
 
@@ -219,7 +220,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(monkeypatch):
     def deaths_of(*_):
         raise CorruptStoreError("damaged")
 
-    monkeypatch.setattr(census, "deaths_of", deaths_of)
+    monkeypatch.setattr(maintenance, "deaths_of", deaths_of)
     found = Census(store()).count().by_status
     assert (found["completed"], found["unreadable"]) == (1, 1)
 

@@ -52,7 +52,7 @@ _SCHEDULES = [
     ),
     _mutant(
         "in the hour that comes twice, a time of the day comes again",
-        "_workflows/schedule_times.py",
+        "_workflows/schedules.py",
         "if found is not None and found > second:",
         "if found is not None:",
         "test_instants.py::test_asked_in_the_hour_that_comes_twice",
@@ -62,7 +62,7 @@ _SCHEDULES = [
 _OPERATION = [
     _mutant(
         "retention deletes a run that began anew since it was listed",
-        "_runs/retention.py",
+        "_runs/maintenance.py",
         "lambda: store.head(run_id) == head",
         "lambda: True",
         "test_retention.py::test_a_run_that_began_anew_since_it_was_listed",
@@ -871,7 +871,7 @@ _WAITS = [
     ),
     _mutant(
         "all submitted runs are planned at once",
-        "_workflows/queues.py",
+        "_workflows/up.py",
         "itertools.islice(found, _DRAWN)",
         "found",
         "test_submitted.py::test_looking_does_not_cost_more_with_many",
@@ -1178,28 +1178,28 @@ _LIMITS = [
 _RERUNS = [
     _mutant(
         "a rerun does not notice a call that was left out",
-        "_workflows/replayed.py",
+        "_workflows/rerun.py",
         "if skipped is not None and _is_alone(active):",
         "if False:",
         "test_rerun.py::test_where_edited_code_first_differs",
     ),
     _mutant(
         "a rerun makes calls that are not on record",
-        "_workflows/replayed.py",
+        "_workflows/rerun.py",
         "raise self._stop(active, self._another(call, expected, None))",
         "return Result()",
         "test_rerun.py::test_where_edited_code_first_differs",
     ),
     _mutant(
         "a secret's value is in an exported test",
-        "_runs/portable.py",
+        "_runs/replica.py",
         "            cleaned = MASK",
         "            cleaned = value",
         "test_rerun.py::test_secrets_are_masked",
     ),
     _mutant(
         "a pickle with a secret is in an exported test",
-        "_runs/portable.py",
+        "_runs/replica.py",
         "if any(self.hides(text) or self.text(text) != text for text in texts_in(data)):",
         "if False:",
         "test_rerun.py::test_a_masked_result",

@@ -15,8 +15,7 @@ from stepwise._execution import limit_turns
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import StoredLedger, ledgers
-from stepwise._runs.census import Census
-from stepwise._runs.retention import Retention
+from stepwise._runs.maintenance import Census, Retention
 
 
 @step

@@ -16,7 +16,8 @@ from world_of_owners import Owners, held_until
 
 from stepwise import workflow
 from stepwise._journal.lease import supervisor_name
-from stepwise._workflows.up import RunOutput, Supervisor, Terms
+from stepwise._workflows.engines import RunOutput
+from stepwise._workflows.up import Supervisor, Terms
 from stepwise.stores import Owner
 from stepwise.stores.postgres import PostgresStore
 

@@ -14,7 +14,7 @@ from scheduled import SCHEDULES
 import stepwise
 from stepwise._journal.journal import seal_for
 from stepwise._journal.schedule_rows import ScheduleRows
-from stepwise._workflows.schedule_times import Instants
+from stepwise._workflows.schedules import Instants
 from stepwise.stores import open_store
 
 BEGIN = datetime(2030, 3, 29, 12, tzinfo=timezone.utc).timestamp()  # before summer time begins

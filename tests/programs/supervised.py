@@ -5,7 +5,8 @@ import threading
 from harness import until
 
 import stepwise
-from stepwise._workflows.up import RunOutput, Supervisor, Terms
+from stepwise._workflows.engines import RunOutput
+from stepwise._workflows.up import Supervisor, Terms
 from stepwise.stores import open_store
 
 SECONDS = 60

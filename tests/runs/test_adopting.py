@@ -15,7 +15,7 @@ from sweeping import SEED, size
 import stepwise
 from stepwise import cli, step, tool, workflow
 from stepwise._journal.lease import Lease
-from stepwise._runs.census import Census
+from stepwise._runs.maintenance import Census
 
 calls, broken = [], set()
 

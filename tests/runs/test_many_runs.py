@@ -15,9 +15,8 @@ from stepwise import RunSuspended, step, tool, workflow
 from stepwise._journal import journal as heads
 from stepwise._journal.seal import Seal
 from stepwise._runs import verify as children
-from stepwise._runs.finding import find_run
 from stepwise._runs.maintenance import delete_each, old_runs
-from stepwise._runs.run import listed
+from stepwise._runs.run import find_run, listed
 from stepwise.cli import main
 from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Batch, open_store

@@ -14,10 +14,9 @@ from stepwise._checkpoints import checkpoints
 from stepwise._journal.journal import seal_for
 from stepwise._journal.log import THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows
-from stepwise._runs.census import Census
-from stepwise._runs.finding import find_step, unsettled
-from stepwise._runs.maintenance import delete_each, old_runs
+from stepwise._runs.maintenance import Census, delete_each, old_runs
 from stepwise._runs.replica import taken_from
+from stepwise._runs.run import find_step, unsettled
 from stepwise._runs.verify import empty_streams
 from stepwise._runtime import settings
 from stepwise._workflows.preflight import Forecasts

@@ -14,9 +14,9 @@ from stepwise._journal import anchors
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import StoredLedger, drop_idle_ledgers, ledgers
-from stepwise._runs import retention
+from stepwise._runs import maintenance
 from stepwise._runs import run as runs
-from stepwise._runs.retention import Retention
+from stepwise._runs.maintenance import Retention
 from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Batch, open_store
@@ -89,7 +89,7 @@ def test_by_age(monkeypatch):
     """A run is deleted once it has ended so long ago, and no younger one."""
     make("a", "b")
     first, second = (stepwise.get_run(each).updated_at for each in "ab")
-    monkeypatch.setattr(retention.time, "time", lambda: second + 100)
+    monkeypatch.setattr(maintenance.time, "time", lambda: second + 100)
     assert keeping(age=dt.timedelta(hours=1)) == []
     assert keeping(age=100 + (second - first) / 2) == ["retention: deleted 1 run"]
     assert ids() == {"b"}
@@ -218,7 +218,7 @@ def test_a_damaged_run_stops_no_other():
 
 def test_work_is_bounded(monkeypatch):
     """With ``--once`` a pass ends when its time is over, and the next start goes on."""
-    monkeypatch.setattr(retention.time, "monotonic", itertools.count().__next__)
+    monkeypatch.setattr(maintenance.time, "monotonic", itertools.count().__next__)
     make(*map(str, range(8)))
     stepwise.configure(retain=Retain(runs=1))
     keeper = Retention([store()], lambda _: None)
@@ -232,11 +232,11 @@ def test_work_is_bounded(monkeypatch):
 
 def test_many_young_runs_are_not_looked_at(monkeypatch):
     """A look for old runs ends after some runs in a row that are too young."""
-    monkeypatch.setattr(retention, "_YOUNG", 3)
+    monkeypatch.setattr(maintenance, "_YOUNG", 3)
     make(*map(str, range(9)))
     opened = []
-    plain = retention.journals.open_head
-    monkeypatch.setattr(retention.journals, "open_head", lambda *a: opened.append(a) or plain(*a))
+    plain = maintenance.open_head
+    monkeypatch.setattr(maintenance, "open_head", lambda *a: opened.append(a) or plain(*a))
     keeping(age=3600)
     assert len(opened) == 3
 
@@ -267,7 +267,7 @@ PROGRAM = """
 import sys
 import stepwise
 from stepwise import emit, step, workflow
-from stepwise._runs.retention import Retention
+from stepwise._runs.maintenance import Retention
 from stepwise._runtime import settings
 from stepwise.stores import Batch, open_store
 

@@ -124,7 +124,7 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
         "stepwise._workflows.begin.Starting.warn_of_another": "test_starts.py",
         "stepwise._workflows.submitted._tell_of_memory": "test_submitted.py",
         "stepwise._workflows.submitted._tell_of_script": "test_submitted.py",
-        "stepwise._workflows.up.RunOutput._note": "test_up.py",
+        "stepwise._workflows.engines.RunOutput._note": "test_up.py",
         "stepwise._runtime.tracing.leave": "test_opentelemetry.py",
     }
     for path in ROOT.glob("_*/*.py"):

@@ -11,16 +11,9 @@ from stepwise._journal.journal import Journal, facts_of, seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.records import Resumed
 from stepwise._runtime import clock, settings
+from stepwise._workflows.engines import RunOutput, carry_on, carry_out, continuation, place
 from stepwise._workflows.handles import UnfinishedRun
-from stepwise._workflows.up import (
-    RunOutput,
-    Supervisor,
-    Terms,
-    carry_on,
-    carry_out,
-    continuation,
-    place,
-)
+from stepwise._workflows.up import Supervisor, Terms
 from stepwise.stores import open_store
 
 done = []

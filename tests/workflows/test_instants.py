@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepwise._workflows.schedule_times import Instants
+from stepwise._workflows.schedules import Instants
 from stepwise.errors import ConfigurationError
 
 WHAT = "workflow 'report'"

@@ -16,7 +16,7 @@ import stepwise
 from stepwise import step, workflow
 from stepwise._journal.journal import open_head, seal_for
 from stepwise._runtime import clock, settings
-from stepwise._workflows import definition, queues, submitted
+from stepwise._workflows import definition, submitted
 from stepwise._workflows import up as module
 from stepwise.stores import open_store
 
@@ -407,7 +407,7 @@ def test_in_a_coroutine():
 
 def test_in_the_order_of_submission(monkeypatch):
     """Runs begin in the order of their submission, however few of them are planned at a time."""
-    monkeypatch.setattr(queues, "_DRAWN", 5)
+    monkeypatch.setattr(module, "_DRAWN", 5)
     names = [f"{number}" for number in range(40)]
     for name in names:
         job.submit(name)
@@ -464,7 +464,7 @@ def test_a_supervisor_hears_of_submissions(monkeypatch):
 
 def test_a_later_submission_that_is_due_earlier(monkeypatch):
     """Runs that are due later do not keep others waiting, however many there are."""
-    monkeypatch.setattr(queues, "_DRAWN", 5)
+    monkeypatch.setattr(module, "_DRAWN", 5)
     monkeypatch.setattr(module, "_SCAN", 1000.0)
     for number in range(20):
         job.submit(number, at=HOUR)
@@ -541,7 +541,7 @@ def test_a_signal_before_it_begins():
 
 def test_a_run_that_cannot_be_called_stops_no_other(monkeypatch):
     """Runs whose arguments do not load any more are left, and those behind them begin."""
-    monkeypatch.setattr(queues, "_DRAWN", 5)
+    monkeypatch.setattr(module, "_DRAWN", 5)
     for _ in range(12):
         job.submit(Gone())
     job.submit("a")
@@ -607,7 +607,7 @@ def test_unknown_workflows_are_left():
 
 def test_looking_does_not_cost_more_with_many(monkeypatch):
     """What a supervisor reads and keeps is the same for any number of submitted runs."""
-    monkeypatch.setattr(queues, "_DRAWN", 10)
+    monkeypatch.setattr(module, "_DRAWN", 10)
     monkeypatch.setattr(module, "_SCAN", 0.0)
 
     def opened(number):
@@ -813,7 +813,7 @@ def test_a_run_that_waits_for_its_turn_takes_no_place():
 
 def test_many_runs_that_wait_for_their_turn(monkeypatch):
     """Few of the runs of a limited workflow are planned at a time, and all are executed."""
-    monkeypatch.setattr(queues, "_DRAWN", 5)
+    monkeypatch.setattr(module, "_DRAWN", 5)
     for number in range(30):
         two.submit(number)
     once(most=3)
