@@ -15,6 +15,7 @@ VERSIONS := newest oldest oldest-sdks oldest-pydantic-ai
 # Tests with a target of their own: whoever changes a page, a type or the rewrite runs them, and CI.
 OF_DOCS := $(filter-out %/test_readme.py %/test_promises.py %/test_coverage.py,$(wildcard tests/docs/test_*.py))
 OF_TYPES := tests/test_typing.py
+OF_FRAMEWORKS := tests/frameworks
 OF_BROWSER := tests/ui/browser
 OF_REWRITE := tests/rewrite/test_rewrite_cpython.py tests/crash/test_teleports.py
 OF_WASM := $(addprefix tests/rewrite/test_,rewrite.py blocks.py source.py) tests/journal/test_ledger.py \
@@ -34,8 +35,8 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	@touch $@
 
-test: install  ## run the tests; sweeps are sampled (pages: make docs; types: make types; CPython's own: make test-rewrite)
-	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(addprefix --ignore=,$(OF_DOCS) $(OF_TYPES) $(OF_REWRITE) $(OF_BROWSER))
+test: install  ## run the tests; sweeps are sampled (pages: make docs; types: make types; frameworks: make test-frameworks; CPython's own: make test-rewrite)
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(addprefix --ignore=,$(OF_DOCS) $(OF_TYPES) $(OF_FRAMEWORKS) $(OF_REWRITE) $(OF_BROWSER))
 
 test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no programs that are killed
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q --fast
@@ -58,9 +59,9 @@ $(FRAMEWORKS)/%/installed: tests/frameworks/environments/%.txt setup.cfg
 environments: $(VERSIONS:%=$(FRAMEWORKS)/%/installed) .venv-cluster/installed  ## install what the tests of frameworks, Postgres and Ray need
 
 test-frameworks: $(VERSIONS:%=$(FRAMEWORKS)/%/installed)  ## run the tests of agent frameworks: newest versions, and fewer with the oldest
-	$(FRAMEWORKS)/newest/bin/python -m pytest -n $(JOBS) --dist=loadscope -q tests/frameworks
+	$(FRAMEWORKS)/newest/bin/python -m pytest -n $(JOBS) --dist=loadscope -q $(OF_FRAMEWORKS)
 	set -e; for each in $(filter-out newest,$(VERSIONS)); do echo "$$each:"; STEPWISE_SCALE=0.6 STEPWISE_SEED=0 \
-		$(FRAMEWORKS)/$$each/bin/python -m pytest -n $(JOBS) --dist=loadscope -q tests/frameworks; done
+		$(FRAMEWORKS)/$$each/bin/python -m pytest -n $(JOBS) --dist=loadscope -q $(OF_FRAMEWORKS); done
 
 # A server and a cluster are large: an environment of their own, so that the other tests stay fast.
 .venv-cluster/installed: setup.cfg
