@@ -21,7 +21,7 @@ from stepwise._changes.edits import Edit, is_cached_property
 from stepwise._changes.layouts import LEAF, layout_of
 from stepwise._changes.snapshots import Path, Snapshot, follow, path_text
 from stepwise._checkpoints import variables
-from stepwise._checkpoints.given import COLLECTIONS, Surroundings
+from stepwise._checkpoints.variables import COLLECTIONS, Surroundings
 from stepwise._identity.identity import lenient
 from stepwise._matching.changes_of_calls import NO_CHANGE, SHARED, CallChanges, undecided
 from stepwise._matching.in_flight import Targets

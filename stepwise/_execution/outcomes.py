@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints import variables
-from stepwise._checkpoints.given import Surroundings
+from stepwise._checkpoints.variables import Surroundings
 from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.clients import is_foreign_module
 from stepwise._journal.journal import read_start

@@ -31,7 +31,7 @@ agent()
 
 OURS = {
     "_calls": "awaitables call driver edited edits steps",
-    "_checkpoints": "checkpoints given references resources variables",
+    "_checkpoints": "checkpoints references resources variables",
     "_execution": (
         "account active_run concurrency failures location outcomes process_memory tasks waits"
     ),
