@@ -43,7 +43,7 @@ from stepwise._execution.active_run import (
     debugged,
     own_frames,
 )
-from stepwise._execution.failures import handled
+from stepwise._execution.flows import handled
 from stepwise._execution.location import Helper, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, settled
 from stepwise._execution.tasks import let_go, others_alive, others_may_claim

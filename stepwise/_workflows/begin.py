@@ -43,7 +43,7 @@ from stepwise._execution.active_run import (
     debugged,
     live_runs,
 )
-from stepwise._execution.concurrency import Gong
+from stepwise._execution.flows import Gong
 from stepwise._execution.location import Locator
 from stepwise._execution.outcomes import (
     load_inputs,

@@ -33,7 +33,7 @@ from stepwise._calls.steps import Step, step_of
 from stepwise._checkpoints.checkpoints import ClassicRetention, State
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope, scope_variable
-from stepwise._execution.failures import Unwinding
+from stepwise._execution.flows import Unwinding
 from stepwise._execution.location import Locator, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome
 from stepwise._execution.process_memory import (
