@@ -388,7 +388,7 @@ class Step(Performer):
 
     def cache_key(self, made: Performance) -> tuple[str, str]:
         """Return the key of a call; or an empty key, and why the call has none."""
-        from stepwise._identity.cache_keys import key_of_values
+        from stepwise._calls.cached import key_of_values
         from stepwise._identity.following import code_of
 
         identity, codec = made.identity, made.scope.run.codec
