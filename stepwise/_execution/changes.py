@@ -17,9 +17,16 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from stepwise._changes.edits import Edit, is_cached_property
-from stepwise._changes.layouts import LEAF, layout_of
-from stepwise._changes.snapshots import Path, Snapshot, follow, path_text
+from stepwise._changes import (
+    LEAF,
+    Edit,
+    Path,
+    Snapshot,
+    follow,
+    is_cached_property,
+    layout_of,
+    path_text,
+)
 from stepwise._checkpoints import variables
 from stepwise._checkpoints.variables import COLLECTIONS, Surroundings
 from stepwise._identity.identity import lenient

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from stepwise._changes.edits import BEFORE, NEITHER, Edit, edit_of
-from stepwise._changes.snapshots import Changed, Path, Snapshot, follow, path_text, steps_of
+from stepwise._changes import (
+    BEFORE,
+    NEITHER,
+    Changed,
+    Edit,
+    Path,
+    Snapshot,
+    edit_of,
+    follow,
+    path_text,
+    steps_of,
+)
 from stepwise._identity.held_parts import below
 from stepwise._matching.in_flight import Held, Targets, roots_of
 from stepwise._runtime.facts import NamedTuple

@@ -19,7 +19,7 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._values.trees import ATOMS, reference, walk
 
 if TYPE_CHECKING:
-    from stepwise._changes.snapshots import Snapshot
+    from stepwise._changes import Snapshot
 
 
 _NOTHING: Mapping[str, Any] = {}
@@ -197,7 +197,7 @@ class InFlight:
         roots = roots_of(held.holder, watched)
         if not roots:
             return
-        from stepwise._changes.snapshots import Snapshot  # imported on use: often not needed
+        from stepwise._changes import Snapshot  # imported on use: often not needed
 
         with self._lock:
             kept = self._snapshots.pop(_key(roots), None)
