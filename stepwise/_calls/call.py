@@ -49,7 +49,7 @@ from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, sett
 from stepwise._execution.tasks import let_go, others_alive, others_may_claim
 from stepwise._identity.identity import idempotency_key
 from stepwise._identity.versions import UNKNOWN
-from stepwise._journal.journal import read_one, shown_call
+from stepwise._journal.journal import entries_of, read_one, shown_call
 from stepwise._journal.projection import Calls, Flags, RecordedCall
 from stepwise._journal.records import (
     AttemptFailed,
@@ -673,15 +673,28 @@ class Performance:
     # -- under a debugger ------------------------------------------------------------------------
 
     def _typed(self, look: Replay) -> Core:
-        """Return the core of a call that is typed at a prompt."""
-        from stepwise._calls.prompted import typed  # on use: few runs are debugged
+        """Answer a call that is typed at a prompt: by its last record, or by its body if allowed.
 
-        performer, scope, digest = self.performer, self.scope, self.identity.digest
-        name, kind, attempt = performer.name, performer.kind, None
-        if kind:
+        Nothing of the run changes: no record is taken out of the pool, and no call is counted.
+
+        Raises:
+            OutsideRunError: the call was never made, and is not allowed.
+        """
+        from stepwise._execution.viewer import view  # on use: few runs are debugged
+
+        performer, active, digest = self.performer, self.scope.run, self.identity.digest
+        name, kind = performer.name, performer.kind
+        if kind and look.takes(name):
+            notice(f"{name} is executed outside of the run, and not recorded")
             body = performer.body(Call(0, name, performer.module, digest, 0))
-            attempt = Attempt(body, self.args, self.kwargs, scope, name, None, kind)
-        return typed(scope.run, look, name, digest, attempt)
+            return (yield Attempt(body, self.args, self.kwargs, self.scope, name, None, kind))
+        entries = entries_of(active.journal.store, active.journal.seal, active.facts)
+        for recorded in reversed([*Calls(entries)]):
+            if (recorded.call.name, recorded.call.digest) == (name, digest) and recorded.answers:
+                notice(f"{name} is answered by the journal: step {recorded.call.number}")
+                found = view(recorded.entry, active.codec)
+                return Result(found.value, found.error)
+        raise not_on_record(active, name, is_allowable=bool(kind))
 
     def _number(self, call: Call, match: Match) -> Call:
         """Return the call with the number of the record that it continues, or with a new number.
@@ -1171,6 +1184,16 @@ class Performance:
         if untold or found.unwatched:
             tell_untold(call.name, untold, found.unwatched, active.is_first)
         return recorded
+
+
+def not_on_record(active: ActiveRun, name: str, *, is_allowable: bool) -> errors.OutsideRunError:
+    """Return the error for a call that is not on record, while the run is looked at."""
+    allow = f"; allow {name} executes it once, outside of the run" if is_allowable else ""
+    return errors.OutsideRunError(
+        f"{name} is refused: the run has no record of this call, and a debugger only looks at the "
+        f"run{allow}. To make the call in the run: continue, next or step",
+        run_id=active.run_id,
+    )
 
 
 @cache
