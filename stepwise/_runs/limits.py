@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwise._execution.limit_turns import figures_text
+from stepwise._calls.limited import figures_text
 from stepwise._journal.journal import seal_for
 from stepwise._journal.ledger import Ledger
 from stepwise._journal.limit_store import ledgers

@@ -106,8 +106,8 @@ from stepwise._workflows.resume import WorkflowRun
 from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
+    from stepwise._calls.limited import Turn
     from stepwise._display.progress import Display
-    from stepwise._execution.limit_turns import Turn
     from stepwise._runs.run import Run
 
 

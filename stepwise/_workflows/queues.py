@@ -12,8 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 
-from stepwise._calls.limited import ask_for_run
-from stepwise._execution.limit_turns import Turn
+from stepwise._calls.limited import Turn, ask_for_run
 from stepwise._runtime import clock
 from stepwise._runtime.facts import NamedTuple
 from stepwise._workflows.definition import Definition
