@@ -55,8 +55,8 @@ from stepwise._journal.cache import CacheEntry, CallCache, cache_of
 from stepwise._journal.journal import seal_for
 from stepwise._journal.records import Call
 from stepwise._journal.seal import Seal
-from stepwise._matching.in_flight import Held
 from stepwise._matching.pool import Match
+from stepwise._matching.subjects import Held
 from stepwise._runtime import settings
 from stepwise._runtime.messages import Once, notice, reports
 from stepwise._values import digest

@@ -61,7 +61,6 @@ from stepwise._journal.records import (
     StepStatus,
     Sums,
 )
-from stepwise._matching.in_flight import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import (
     FRESH,
     AnyCaller,
@@ -72,7 +71,7 @@ from stepwise._matching.pool import (
     counted_as,
     superseded,
 )
-from stepwise._matching.subjects import Identity
+from stepwise._matching.subjects import NOTHING_WATCHED, Identity, Watched
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.events import heard
 from stepwise._runtime.interrupts import sigterms
@@ -85,7 +84,7 @@ from stepwise._values.unpickling import Data
 
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
-    from stepwise._execution.changes import Recorded
+    from stepwise._execution.changes import CallChanges, Recorded
     from stepwise._execution.replaying import Replay
 
 
@@ -601,7 +600,7 @@ class Performance:
             elif call.effect and active.journal.unknown_effects:
                 raise active.stop(active.journal.refuse_effect(call.name))
             if asks_first:
-                active.subjects.pause(identity)
+                active.subjects.end(identity)  # nothing changes until it begins again
                 yield READY
                 active.subjects.begin(identity, around)
             yield from self._admit(recorded, call)
@@ -617,9 +616,16 @@ class Performance:
             raise active.stop(stopped(doing, error, then)) from error
         finally:
             if identity.held is not None:
-                active.subjects.end(identity)
+                self._release()
             if around and number:
                 active.inner.land(around, number)
+
+    def _release(self) -> None:
+        """Let go of the objects that the call holds."""
+        held = self.identity.held
+        if held is not None and not held.looked:  # no outcome: the changes may stay in this process
+            self._changes_so_far()
+        self.scope.run.subjects.end(self.identity)
 
     def _begin(self, arguments: str) -> tuple[Call, Origin]:
         """Return the call, without a number yet, and its place in the program.
@@ -1171,7 +1177,7 @@ class Performance:
         """
         active, identity = self.scope.run, self.identity
         shared = None if active.codec.data_only else value
-        found = active.subjects.changes(identity, shared) if identity.held is not None else None
+        found = self._changes_so_far(shared) if identity.held is not None else None
         if found is None:
             return None
         from stepwise._execution.changes import recordable, tell_untold
@@ -1184,6 +1190,20 @@ class Performance:
         if untold or found.unwatched:
             tell_untold(call.name, untold, found.unwatched, active.is_first)
         return recorded
+
+    def _changes_so_far(self, value: object = None) -> CallChanges | None:
+        """Return the changes that the call made to its arguments so far, or ``None``.
+
+        Args:
+            value: the returned value, which may hold given objects.
+        """
+        subjects, identity = self.scope.run.subjects, self.identity
+        seen = subjects.look(identity, value)
+        if seen is None:
+            return None
+        from stepwise._execution.changes import changes_made  # on use: few calls change anything
+
+        return changes_made(subjects, identity, seen)
 
 
 def not_on_record(active: ActiveRun, name: str, *, is_allowable: bool) -> errors.OutsideRunError:

@@ -19,7 +19,7 @@ from stepwise._journal.journal import read_start
 from stepwise._journal.records import Call, Entry, Outcome, RunFacts, Settled, Started, StepStatus
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
-from stepwise._matching.in_flight import Targets
+from stepwise._matching.subjects import Targets
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import Once, notice, reports
 from stepwise._runtime.system_limits import ran_out

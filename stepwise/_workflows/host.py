@@ -54,9 +54,8 @@ from stepwise._journal.log import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, Resumed, RunFacts
 from stepwise._journal.seal import DamagedError, Seal, named
-from stepwise._matching.in_flight import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import Pool
-from stepwise._matching.subjects import Identity
+from stepwise._matching.subjects import NOTHING_WATCHED, Identity, Watched
 from stepwise._rewrite.source import Source
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached

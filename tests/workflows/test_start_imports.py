@@ -35,7 +35,7 @@ OURS = {
     "_execution": ("account active_run flows location outcomes process_memory tasks waits"),
     "_identity": "call_parts clients identity module_names held_parts versions",
     "_journal": "anchors journal lease projection records seal summary versions",
-    "_matching": "in_flight pool subjects",
+    "_matching": "pool subjects",
     "_rewrite": "bound_once build frame positions scope source statement_calls transform",
     "_runtime": (
         "asyncio_state clock events facts forks interrupts messages "
