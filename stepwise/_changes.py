@@ -145,7 +145,7 @@ def _cells_in(function: Any) -> Iterable[tuple[Any, Any]]:
             yield ("cell", name), cell
 
 
-LEAF, OPAQUE = Layout(), Layout(opaque=True)
+LEAF, _OPAQUE = Layout(), Layout(opaque=True)
 _OPENED: dict[type, Layout] = {
     types.SimpleNamespace: Layout(attributes=True),
     types.MethodType: Layout(held=lambda method: [(("self",), method.__self__)]),
@@ -183,7 +183,7 @@ def _layout_of(cls: Any) -> Layout:
         return Layout(whole=whole, opaque=whole.write is None)
     base = own_layout(cls)
     if base is None or (base not in _ITEMS and not issubclass(base, BaseException)):
-        return OPAQUE
+        return _OPAQUE
     return Layout(
         items=_ITEMS.get(base),
         attributes=cls.__dictoffset__ != 0,

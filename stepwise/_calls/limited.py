@@ -186,7 +186,7 @@ class Limit:
         scope, bell = current_scope(), Gong()
         _refuse_inside(self.name, scope)
         active = scope.run if scope is not None else None
-        turn = ask_for(self, active, bell.ring, self.estimate)
+        turn = _ask_for(self, active, bell.ring, self.estimate)
 
         def check() -> None:
             if scope is not None:
@@ -246,7 +246,7 @@ def check_key(
             )
 
 
-def ask_for(
+def _ask_for(
     limit: Limit,
     active: ActiveRun | None,
     ring: Callable[[], object],
@@ -488,7 +488,7 @@ class LimitedCall:
         waited = max(0.0, clock.now() - known.at) if known is not None else 0.0
         tokens = self.performer.tokens_of(self.bound)
         _refuse_inside(limit.name, self.scope)
-        self.turn = ask_for(limit, active, active.flows.parked.ring, tokens, waited)
+        self.turn = _ask_for(limit, active, active.flows.parked.ring, tokens, waited)
         self.limit = limit
         if self.turn.granted:
             return
@@ -592,7 +592,7 @@ class Turn:
     """
 
     __slots__ = ("_over", "asked", "desk", "error", "expected", "granted", "ring", "run", "tokens")
-    desk: Desk
+    desk: _Desk
 
     def __init__(
         self, run: str, tokens: int | None, waited: float, ring: Callable[[], object]
@@ -605,7 +605,7 @@ class Turn:
         self._over: float | None = None
 
 
-class Desk:
+class _Desk:
     """The desk of one limit in one store.
 
     Args:
@@ -688,7 +688,7 @@ class Desk:
         if 0 in (requests, tokens):
             self._need(elapsed())
 
-    def take_over(self, other: Desk) -> None:
+    def take_over(self, other: _Desk) -> None:
         """Report what an earlier desk of the limit was told after its last report."""
         with other._lock:
             over, said = other._over, other._said
@@ -875,7 +875,7 @@ class _Clerk:
     def _begin_anew(self) -> None:
         """Have no desks: the state at first and in a forked child, which lacks the thread."""
         self._changed = threading.Condition(threading.RLock())
-        self._desks: dict[tuple[int, str], Desk] = {}
+        self._desks: dict[tuple[int, str], _Desk] = {}
         self._holders: dict[int, HolderLease] = {}  # by id() of the store
         self._thread: threading.Thread | None = None
         self._working = threading.RLock()  # held during a round
@@ -892,13 +892,13 @@ class _Clerk:
             key = id(place[0]), name
             desk = self._desks.get(key)
             if desk is None:
-                desk = self._desks[key] = Desk(*place, name, figures)
+                desk = self._desks[key] = _Desk(*place, name, figures)
             elif figures.since > desk.figures.since:
                 desk.figures = figures
             turn.desk = desk
             desk.ask(turn)
 
-    def need(self, desk: Desk, at: float) -> None:
+    def need(self, desk: _Desk, at: float) -> None:
         """Work at a desk at a time, by :func:`elapsed`, or earlier."""
         with self._changed:
             current = self._desks.setdefault((id(desk.store), desk.name), desk)
@@ -970,7 +970,7 @@ class _Clerk:
 
 
 @reports
-def _settle(desk: Desk) -> None:
+def _settle(desk: _Desk) -> None:
     desk.settle()
 
 

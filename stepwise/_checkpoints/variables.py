@@ -62,7 +62,7 @@ from stepwise._values.reducers import (
 from stepwise._values.trees import ITERATORS, attributes, by_name, few, look_for, place_of
 from stepwise._values.unpickling import Data, Unpickler
 
-# -- given ----------------------------------------------------------------------------------------
+# -- objects that a call was given ----------------------------------------------------------------
 
 
 _MOST = 50_000  # objects of a call that are examined
@@ -194,7 +194,7 @@ def _is_handle(cls: type) -> bool:
     return not roots.isdisjoint(_HANDLES) or cls.__module__.partition(".")[0] == "stepwise"
 
 
-def why_no_handle(value: Any) -> str:
+def _why_no_handle(value: Any) -> str:
     """Return why another object cannot replace an unrecordable one; empty if it can.
 
     A replacement works for objects that represent something outside the program, such as a client
@@ -284,7 +284,7 @@ class _Standing(NamedTuple):
     before: Any
 
 
-class GivenObjects:
+class _GivenObjects:
     """The objects that a call was given, without plain data.
 
     Args:
@@ -411,10 +411,10 @@ def _are_data(values: Iterable[Any]) -> bool:
 # -- surroundings ---------------------------------------------------------------------------------
 
 
-NATIVE = (list, dict, set, bytearray)
+_NATIVE = (list, dict, set, bytearray)
 """Types that are pickled without asking the reducers."""
 
-COLLECTIONS = (*NATIVE, deque)
+COLLECTIONS = (*_NATIVE, deque)
 """Types of arguments whose contents are restored in place."""
 
 
@@ -458,7 +458,7 @@ class Surroundings:
         self.cells = {} if cells is None else cells
         self.arguments = {} if arguments is None else arguments
         self.namespace = {} if namespace is None else namespace
-        self.given: GivenObjects | None = None
+        self.given: _GivenObjects | None = None
         self.taken: dict[str, Any] = {}
         self.entered: Mapping[int, int] = _NONE_ENTERED
         self.clients: Callable[[], SdkClients] | None = None
@@ -518,7 +518,7 @@ class Surroundings:
         around.code = function.__code__
         around.constants = _constants_of(function)
         roots = _roots(function, bound, instance, secret)
-        around.given = GivenObjects(roots, _globals_of(function))
+        around.given = _GivenObjects(roots, _globals_of(function))
         for path, value in around.given.instances({*bound, "self"}):
             if not any(map(path.startswith, secret)):
                 around.arguments.setdefault(path, value)
@@ -578,7 +578,7 @@ class Surroundings:
         assert given is not None
         path = given.path_of(each.value)
         if path is not None:
-            if not why_no_handle(each.value):
+            if not _why_no_handle(each.value):
                 self.take(path, each.value)
                 return True
             return False
@@ -693,7 +693,7 @@ def _is_mutable(value: object) -> bool:
     return (type(value) in COLLECTIONS or is_plain(value)) and place_of(value) is None
 
 
-# -- variables ------------------------------------------------------------------------------------
+# -- variables, out -------------------------------------------------------------------------------
 
 
 _LINKED = frozenset(COLLECTIONS)
@@ -710,9 +710,6 @@ class UnpicklableError(Exception):
     def __init__(self, culprits: Culprits) -> None:
         super().__init__(", ".join(culprits))
         self.culprits = culprits
-
-
-# -- out -----------------------------------------------------------------------------------------
 
 
 class FrameReducers(Reducers):
@@ -738,7 +735,7 @@ class FrameReducers(Reducers):
         self.globals: dict[int, str] | None = None
         self.references = around.references
         # Not a generator expression: any() stops early, and a Ctrl-C would be lost in its close.
-        native = not set(NATIVE).isdisjoint(map(type, around.arguments.values()))
+        native = not set(_NATIVE).isdisjoint(map(type, around.arguments.values()))
         self.identifies = native or bool(self.references)
         self.secrets = preview.SecretReferences(around.secret) if around.secret else None
         self.identifies_all = self.secrets is not None
@@ -980,7 +977,7 @@ def _set_apart(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprit
         assert around.given is not None
         path = around.given.path_of(each.value)
         if path is not None:
-            found[path] = each.value, why_no_handle(each.value) or why
+            found[path] = each.value, _why_no_handle(each.value) or why
         else:
             place, value = each.theirs or (each.path, each.value)
             found[place] = value, why
@@ -1091,7 +1088,7 @@ def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:
     return {name: (values[name], why) for name, why in reasons.items() if why}
 
 
-# -- in ------------------------------------------------------------------------------------------
+# -- variables, in --------------------------------------------------------------------------------
 
 restoring: ContextVar[Surroundings | None] = ContextVar("stepwise_restoring", default=None)
 """The surroundings of the frame whose variables are being loaded, for the functions below."""

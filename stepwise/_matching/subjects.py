@@ -263,7 +263,7 @@ class InFlight:
         return Targets(roots, lambda name: name in made and made[name]() is roots.get(name))
 
 
-def let_go_of(made: Mapping[int, dict[str, Callable[[], object]]]) -> None:
+def _let_go_of(made: Mapping[int, dict[str, Callable[[], object]]]) -> None:
     """Drop the lists, dicts and variables in which calls left their changes.
 
     Their contents could be mistaken for objects that the program still has.
@@ -520,7 +520,7 @@ class Subjects:
         with self.lock:
             self._flying.let_go()
             for made in (self._flying.made, *(each.made for each in list(_left.values()))):
-                let_go_of(made)
+                _let_go_of(made)
             for known in list(self._known.values()):
                 known.sights.let_go()
 
