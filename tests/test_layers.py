@@ -548,11 +548,11 @@ def test_sizes():
 
 ENTERED = {
     "a step without a checkpoint": 28,
-    "a step with its checkpoint": 37,
+    "a step with its checkpoint": 36,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 67,
-    "an approved tool, its owner's side": 58,  # 57 if the answer comes at once
-    "an instrumented model call": 47,
+    "a resume, to the end of its run": 64,
+    "an approved tool, its owner's side": 57,  # 56 if the answer comes at once
+    "an instrumented model call": 46,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""
 

@@ -2,7 +2,7 @@
 
 The modules, each importing only from those before it::
 
-    ray_executor doubt edits driver prompted call async_driver executors awaitables
+    ray_executor doubt edits driver call async_driver executors awaitables
     waiting approvals branching rate_limits limited cached emitting streams steps parallel
     compensation
 """

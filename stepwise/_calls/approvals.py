@@ -42,9 +42,8 @@ from stepwise._journal.records import Answered, Call, Refused, Waiting
 from stepwise._journal.run_facts import Asked, Questions
 from stepwise._journal.seal import Seal
 from stepwise._journal.signatures import Approver, signer, statement, why_unsigned
-from stepwise._matching.in_flight import Watched
 from stepwise._matching.pool import Match, Verdict, differing
-from stepwise._matching.subjects import Identity
+from stepwise._matching.subjects import Identity, Watched
 from stepwise._runtime import clock
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, reports

@@ -19,7 +19,7 @@ from typing import Any
 
 from stepwise._calls.driver import Result, Unfinished
 from stepwise._execution.active_run import ActiveRun, current_scope, debugged
-from stepwise._execution.concurrency import Unawaited
+from stepwise._execution.flows import Unawaited
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import caller, file_name, fold, is_ours

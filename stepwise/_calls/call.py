@@ -43,13 +43,13 @@ from stepwise._execution.active_run import (
     debugged,
     own_frames,
 )
-from stepwise._execution.failures import handled
+from stepwise._execution.flows import handled
 from stepwise._execution.location import Helper, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome, outcome, settled
 from stepwise._execution.tasks import let_go, others_alive, others_may_claim
 from stepwise._identity.identity import idempotency_key
 from stepwise._identity.versions import UNKNOWN
-from stepwise._journal.journal import read_one, shown_call
+from stepwise._journal.journal import entries_of, read_one, shown_call
 from stepwise._journal.projection import Calls, Flags, RecordedCall
 from stepwise._journal.records import (
     AttemptFailed,
@@ -61,7 +61,6 @@ from stepwise._journal.records import (
     StepStatus,
     Sums,
 )
-from stepwise._matching.in_flight import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import (
     FRESH,
     AnyCaller,
@@ -72,7 +71,7 @@ from stepwise._matching.pool import (
     counted_as,
     superseded,
 )
-from stepwise._matching.subjects import Identity
+from stepwise._matching.subjects import NOTHING_WATCHED, Identity, Watched
 from stepwise._runtime import asyncio_state
 from stepwise._runtime.events import heard
 from stepwise._runtime.interrupts import sigterms
@@ -85,7 +84,7 @@ from stepwise._values.unpickling import Data
 
 if TYPE_CHECKING:
     from stepwise._calls.doubt import InDoubt
-    from stepwise._execution.changes import Recorded
+    from stepwise._execution.changes import CallChanges, Recorded
     from stepwise._execution.replaying import Replay
 
 
@@ -601,7 +600,7 @@ class Performance:
             elif call.effect and active.journal.unknown_effects:
                 raise active.stop(active.journal.refuse_effect(call.name))
             if asks_first:
-                active.subjects.pause(identity)
+                active.subjects.end(identity)  # nothing changes until it begins again
                 yield READY
                 active.subjects.begin(identity, around)
             yield from self._admit(recorded, call)
@@ -617,9 +616,16 @@ class Performance:
             raise active.stop(stopped(doing, error, then)) from error
         finally:
             if identity.held is not None:
-                active.subjects.end(identity)
+                self._release()
             if around and number:
                 active.inner.land(around, number)
+
+    def _release(self) -> None:
+        """Let go of the objects that the call holds."""
+        held = self.identity.held
+        if held is not None and not held.looked:  # no outcome: the changes may stay in this process
+            self._changes_so_far()
+        self.scope.run.subjects.end(self.identity)
 
     def _begin(self, arguments: str) -> tuple[Call, Origin]:
         """Return the call, without a number yet, and its place in the program.
@@ -673,15 +679,28 @@ class Performance:
     # -- under a debugger ------------------------------------------------------------------------
 
     def _typed(self, look: Replay) -> Core:
-        """Return the core of a call that is typed at a prompt."""
-        from stepwise._calls.prompted import typed  # on use: few runs are debugged
+        """Answer a call that is typed at a prompt: by its last record, or by its body if allowed.
 
-        performer, scope, digest = self.performer, self.scope, self.identity.digest
-        name, kind, attempt = performer.name, performer.kind, None
-        if kind:
+        Nothing of the run changes: no record is taken out of the pool, and no call is counted.
+
+        Raises:
+            OutsideRunError: the call was never made, and is not allowed.
+        """
+        from stepwise._execution.viewer import view  # on use: few runs are debugged
+
+        performer, active, digest = self.performer, self.scope.run, self.identity.digest
+        name, kind = performer.name, performer.kind
+        if kind and look.takes(name):
+            notice(f"{name} is executed outside of the run, and not recorded")
             body = performer.body(Call(0, name, performer.module, digest, 0))
-            attempt = Attempt(body, self.args, self.kwargs, scope, name, None, kind)
-        return typed(scope.run, look, name, digest, attempt)
+            return (yield Attempt(body, self.args, self.kwargs, self.scope, name, None, kind))
+        entries = entries_of(active.journal.store, active.journal.seal, active.facts)
+        for recorded in reversed([*Calls(entries)]):
+            if (recorded.call.name, recorded.call.digest) == (name, digest) and recorded.answers:
+                notice(f"{name} is answered by the journal: step {recorded.call.number}")
+                found = view(recorded.entry, active.codec)
+                return Result(found.value, found.error)
+        raise not_on_record(active, name, is_allowable=bool(kind))
 
     def _number(self, call: Call, match: Match) -> Call:
         """Return the call with the number of the record that it continues, or with a new number.
@@ -1158,7 +1177,7 @@ class Performance:
         """
         active, identity = self.scope.run, self.identity
         shared = None if active.codec.data_only else value
-        found = active.subjects.changes(identity, shared) if identity.held is not None else None
+        found = self._changes_so_far(shared) if identity.held is not None else None
         if found is None:
             return None
         from stepwise._execution.changes import recordable, tell_untold
@@ -1171,6 +1190,30 @@ class Performance:
         if untold or found.unwatched:
             tell_untold(call.name, untold, found.unwatched, active.is_first)
         return recorded
+
+    def _changes_so_far(self, value: object = None) -> CallChanges | None:
+        """Return the changes that the call made to its arguments so far, or ``None``.
+
+        Args:
+            value: the returned value, which may hold given objects.
+        """
+        subjects, identity = self.scope.run.subjects, self.identity
+        seen = subjects.look(identity, value)
+        if seen is None:
+            return None
+        from stepwise._execution.changes import changes_made  # on use: few calls change anything
+
+        return changes_made(subjects, identity, seen)
+
+
+def not_on_record(active: ActiveRun, name: str, *, is_allowable: bool) -> errors.OutsideRunError:
+    """Return the error for a call that is not on record, while the run is looked at."""
+    allow = f"; allow {name} executes it once, outside of the run" if is_allowable else ""
+    return errors.OutsideRunError(
+        f"{name} is refused: the run has no record of this call, and a debugger only looks at the "
+        f"run{allow}. To make the call in the run: continue, next or step",
+        run_id=active.run_id,
+    )
 
 
 @cache

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, TypeVar, Union
 
 from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
-from stepwise._execution.concurrency import Gong
+from stepwise._execution.flows import Gong
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
 from stepwise._runtime import tracing

@@ -31,8 +31,7 @@ from stepwise._identity.identity import FUNCTION, Key, Parameters, captured, lab
 from stepwise._identity.module_names import canonical_module
 from stepwise._identity.versions import Version
 from stepwise._journal.records import Call
-from stepwise._matching.in_flight import Watched
-from stepwise._matching.subjects import Identity, Subjects
+from stepwise._matching.subjects import Identity, Subjects, Watched
 from stepwise._rewrite.source import Source, capture
 from stepwise._runtime import options as _options
 from stepwise._runtime.forks import cached, process_lock
@@ -388,7 +387,7 @@ class Step(Performer):
 
     def cache_key(self, made: Performance) -> tuple[str, str]:
         """Return the key of a call; or an empty key, and why the call has none."""
-        from stepwise._identity.cache_keys import key_of_values
+        from stepwise._calls.cached import key_of_values
         from stepwise._identity.following import code_of
 
         identity, codec = made.identity, made.scope.run.codec

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    exceptions resources references given variables checkpoints
+    exceptions resources references variables checkpoints
 """

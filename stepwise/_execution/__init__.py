@@ -2,7 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    process_memory failures location changes outcomes concurrency message_watcher waits
-    limit_turns budget account emissions frames replaying active_run inputs tasks suspension
-    viewer loadable
+    process_memory location changes outcomes flows message_watcher waits budget
+    account emissions frames replaying active_run inputs tasks suspension viewer loadable
 """

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from stepwise._execution.concurrency import Flows
+from stepwise._execution.flows import Flows
 from stepwise._journal import records
 from stepwise.errors import BudgetExceeded
 

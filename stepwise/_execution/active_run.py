@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from stepwise import errors
 from stepwise._execution.account import Account, Ordinals, Progress, pool_here
-from stepwise._execution.concurrency import Flows, Unawaited
-from stepwise._execution.failures import Unwinding, handled
+from stepwise._execution.flows import Flows, Unawaited, Unwinding, handled
 from stepwise._execution.location import Helper, Locator
 from stepwise._execution.waits import RunInbox, Taken, Waits
 from stepwise._journal import records

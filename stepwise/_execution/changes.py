@@ -1,4 +1,4 @@
-"""Changes that a call makes to its arguments: recording them with its value, and repeating them.
+"""Changes that a call makes to its arguments: attributed to it, recorded with its value, repeated.
 
 The value and the new contents are one pickle, so that shared objects stay shared.  The pickle
 refers to the objects of the caller by name only.  The paths of these names, and an *outline* of
@@ -14,17 +14,29 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from stepwise._changes.edits import Edit, is_cached_property
-from stepwise._changes.layouts import LEAF, layout_of
-from stepwise._changes.snapshots import Path, Snapshot, follow, path_text
+from stepwise._changes import (
+    BEFORE,
+    LEAF,
+    NEITHER,
+    Changed,
+    Edit,
+    Path,
+    Snapshot,
+    edit_of,
+    follow,
+    is_cached_property,
+    layout_of,
+    path_text,
+    steps_of,
+)
 from stepwise._checkpoints import variables
-from stepwise._checkpoints.given import COLLECTIONS, Surroundings
+from stepwise._checkpoints.variables import COLLECTIONS, Surroundings
+from stepwise._identity.held_parts import below
 from stepwise._identity.identity import lenient
-from stepwise._matching.changes_of_calls import NO_CHANGE, SHARED, CallChanges, undecided
-from stepwise._matching.in_flight import Targets
+from stepwise._matching.subjects import Held, Identity, Looked, Subjects, Targets, roots_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import reports, warn
 from stepwise._values import codec as _codec
@@ -34,6 +46,209 @@ from stepwise._values.exception_data import NotDataError, dump_tagged, load_tagg
 from stepwise._values.reducers import is_synchronizer
 from stepwise._values.trees import ATOMS, attributes
 from stepwise.errors import ArgumentMutatedWarning, NotRecordableError, UnreadableValueError
+
+# -- what a call changed ---------------------------------------------------------------------------
+
+
+_NO_CHANGE = Edit("attributes", ([], [], []), [], [], {})
+
+_MOST = 10_000  # objects that are searched for a secret
+_SHARED = "while other calls that hold it were in progress"
+
+
+class CallChanges(NamedTuple):
+    """The changes that a call made to the objects that it was given.
+
+    Args:
+        edits: the changes that can be recorded, each with its path.
+        untold: paths, as text, of changes that are not recorded, each with the reason.
+        state: names of parts of the subject that this call showed to be state.
+        snapshot: the snapshot of the given objects before the call; it finds the paths of objects.
+        unwatched: paths, as text, of objects that were not examined, each with the reason.
+    """
+
+    edits: list[tuple[Path, Edit]]
+    untold: list[tuple[str, str]]
+    state: tuple[str, ...]
+    snapshot: Snapshot | None = None
+    unwatched: tuple[tuple[str, str], ...] = ()
+
+
+def changes_made(subjects: Subjects, identity: Identity, seen: Looked) -> CallChanges | None:
+    """Return the changes that a call in flight made to its arguments so far, or ``None``.
+
+    The parts of its subject that it changed are state of the run from now on.
+    """
+    held = identity.held
+    assert held is not None
+    with subjects.lock:
+        found = (None if seen.unchanged else changes_of(held)) or CallChanges([], [], ())
+        if seen.given and seen.unchanged:
+            found = found._replace(edits=_returned(held, seen.given), snapshot=held.snapshot)
+        state = subjects.note_changes(identity, found.state, stay=bool(found.edits))
+    found = found._replace(state=state)
+    return found if any((found.edits, found.untold, found.state, found.unwatched)) else None
+
+
+def changes_of(held: Held) -> CallChanges | None:
+    """Return the changes of a call so far, or ``None`` if there are none."""
+    snapshot = held.snapshot
+    if snapshot is None:
+        roots = ", ".join(roots_of(held.holder, held.watched))
+        seen = ((roots, held.unwatched),) if held.unwatched else ()
+        return CallChanges([], [], (), None, seen) if seen else None
+    try:
+        found = snapshot.changed()
+    except Exception as problem:  # a user's class raises, or a file was closed
+        why = f"which cannot be looked at ({type(problem).__name__}: {problem})"
+        return CallChanges([], [], (), None, ((", ".join(snapshot.roots), why),))
+    if not found and not snapshot.unwatched:
+        return None
+    unseen = [obj for obj, _ in snapshot.unwatched.values()]
+    paths = snapshot.paths([*(each.obj for each in found), *unseen])
+    unwatched = [
+        (path_text(paths[here]), why)
+        for here, (_, why) in snapshot.unwatched.items()
+        if here in paths
+    ]
+    untold: list[tuple[str, str]] = []
+    edits: list[tuple[Path, Edit]] = []
+    for each in found:
+        if id(each.obj) in paths:
+            edits += _edits(held, each, paths[id(each.obj)], untold)
+    state = _parts(held, edits, untold)
+    return CallChanges(edits, untold, state, snapshot, tuple(unwatched))
+
+
+def _returned(held: Held, given: list[object]) -> list[tuple[Path, Edit]]:
+    """Return an edit that changes nothing for each given object that a returned value holds.
+
+    A record with edits names the given objects in its value, so that the answered call returns the
+    very objects.  A copy would not show later changes.
+    """
+    assert held.snapshot is not None
+    held.snapshot.changed()
+    paths = held.snapshot.paths(given).values()
+    found = [path for path in paths if not _is_hidden(held, path_text(path))]
+    return [(path, _NO_CHANGE) for path in found if all(step[0] != "member" for step in path[1:])]
+
+
+def _edits(
+    held: Held, each: Changed, path: Path, untold: list[tuple[str, str]]
+) -> Iterator[tuple[Path, Edit]]:
+    """Yield the edit of a changed object, or add the reason to ``untold`` if it is not recorded."""
+    text = path_text(path)
+    edit = edit_of(each)
+    why = _why_not(held, each, path, text, edit)
+    if edit is not None and not why and each.facet in ("attributes", "items"):
+        edit, hidden = _without_hidden(held, edit, text)
+        untold += ((name, "which is never recorded") for name in hidden)
+        if not edit.what and edit.what is not None:
+            return
+    if why:
+        names = [text]
+        if edit is not None and edit.facet == "attributes":
+            names = [f"{text}.{name}" for name in edit.what[0]]
+        untold += ((name, why) for name in names)
+    elif edit is not None:
+        yield path, edit
+
+
+def _why_not(held: Held, each: Changed, path: Path, text: str, edit: Edit | None) -> str:
+    """Return why a change is not recorded; an empty text if the change is recorded."""
+    is_argument = path[0] in held.watched.arguments
+    if held.watched.unrecorded and (is_argument or not held.watched.copies):
+        return held.watched.unrecorded
+    if held.held_by_others(each.obj):
+        return _SHARED
+    if _is_hidden(held, text) or any(_says_secret(step) for step in path[1:]):
+        return "which is never recorded"
+    if any(step[0] == "member" for step in path[1:]):
+        return "which is an item of a set, and so has no place to be found at"
+    if edit is None:
+        return "in a way that cannot be put back in place"
+    return ""
+
+
+def _says_secret(step: tuple[Any, ...]) -> bool:
+    from stepwise._values.credentials import is_secret_name  # imported on use
+
+    return step[0] in ("attr", "key") and type(step[1]) is str and is_secret_name(step[1])
+
+
+def _is_hidden(held: Held, text: str) -> bool:
+    return any(
+        text == name or text.startswith((f"{name}.", f"{name}[")) for name in held.watched.hidden
+    )
+
+
+def _without_hidden(held: Held, edit: Edit, text: str) -> tuple[Edit, list[str]]:
+    """Return an edit without secret and hidden values, and the names of the removed values."""
+    if type(edit.put) is not dict:
+        new = [*edit.put[1]] if type(edit.put) is tuple else [*edit.put]
+        if any(map(_holds_secret, new)):
+            return edit._replace(what=()), [text]
+        return edit, []
+    names = edit.what[0]
+    step = "attr" if edit.facet == "attributes" else "key"
+    hidden = [
+        name
+        for name in names
+        if _says_secret((step, name))
+        or _is_hidden(held, f"{text}.{name}")
+        or _holds_secret(edit.put.get(name))
+    ]
+    if not hidden:
+        return edit, []
+    shown = [f"{text}.{name}" if step == "attr" else f"{text}[{name!r}]" for name in hidden]
+    left = [name for name in names if name not in hidden]
+    if not left:
+        return edit._replace(what=()), shown
+    return edit.only(left), shown
+
+
+def _holds_secret(value: Any) -> bool:
+    """Return whether a new value holds a filled field with the name of a secret."""
+    waiting, met = [value], set[int]()
+    while waiting and len(met) < _MOST:
+        each = waiting.pop()
+        if type(each) in ATOMS or id(each) in met:
+            continue
+        met.add(id(each))
+        for step, held in steps_of(each):
+            if _says_secret(step) and held not in (None, "") and not isinstance(held, bool):
+                return True
+            waiting.append(held)
+    return False
+
+
+def _parts(
+    held: Held, edits: list[tuple[Path, Edit]], untold: list[tuple[str, str]]
+) -> tuple[str, ...]:
+    """Return the parts of the subject that were changed."""
+    if held.holder is None or held.sight is None:
+        return ()
+    holder, parts = held.holder, held.sight.values
+    found: dict[str, None] = {}
+    for path, edit in edits:
+        if path[0] == "self" or path[0].startswith("closure."):
+            names = edit.what[0] if edit.facet == "attributes" else ()
+            found.update(dict.fromkeys(holder.parts_of(path_text(path), parts, names)))
+    for text, _ in untold:
+        if text.startswith(("self", "closure.")):
+            found.update(dict.fromkeys(holder.parts_of(text, parts)))
+    replaced = [part for part in found if part in held.sight.leaves.nodes]
+    if replaced:  # attributes of a replaced object may be parts, too, and differ now
+        now, inside = (
+            holder.values(),
+            [p for p in parts if any(below(p, each) for each in replaced)],
+        )
+        for part in inside:
+            text = held.sight.parts[part].text
+            if part not in now or holder.digest(part, now[part])[0] != text:
+                found[part] = None
+    return tuple(found)
+
 
 # -- changes as data ------------------------------------------------------------------------------
 
@@ -514,7 +729,7 @@ def tell_untold(
     for why, paths in by_reason.items():
         way = (
             "Let calls that hold one object follow each other, or return"
-            if why == SHARED
+            if why == _SHARED
             else "Return"
         )
         warn(
@@ -526,6 +741,28 @@ def tell_untold(
 
 
 # -- back ----------------------------------------------------------------------------------------
+
+
+def _undecided(
+    edits: list[tuple[Path, Edit]], given: Targets
+) -> tuple[list[tuple[Any, Edit]], list[str]]:
+    """Return the edits to repeat, each with its object, and the paths of lost changes.
+
+    An edit is repeated if the object is as it was before the call.  It is left out if the object is
+    as it was after the call, or if an attempt in this process left its changes in the object.
+    """
+    again, lost = [], []
+    for path, edit in edits:
+        try:
+            obj = follow(path, given.roots)
+            state = edit.state_of(obj)
+        except Exception:  # an object of another class may be there now
+            obj, state = None, NEITHER
+        if state == BEFORE:
+            again.append((obj, edit))
+        elif state == NEITHER and not given.left(path[0]):
+            lost.append(path_text(path))
+    return again, lost
 
 
 class PutBack(NamedTuple):
@@ -601,7 +838,7 @@ def load_changes(
         if given is None:
             return LoadedChanges(None, plain, None)
         edits = read_edits(whole["did"], given.roots, given.function)
-        return LoadedChanges(None, plain, PutBack(*undecided(edits, given)))
+        return LoadedChanges(None, plain, PutBack(*_undecided(edits, given)))
     unpickler = viewer or variables.FrameUnpickler
     loaded: LoadedChanges = _codec.decode_with(lambda: _load(payload, given, unpickler), form)
     return loaded
@@ -617,14 +854,14 @@ def _load(
         shown = {name: f"<{path_text(path)}>" for name, path in paths.items()}
         return LoadedChanges(variables.load_graph(data, shown, unpickler)[0], None, None)
     edits = [(path, Edit(*edit)) for path, edit in variables.load_graph(outline, {}, unpickler)]
-    again, lost = undecided(edits, given)
+    again, lost = _undecided(edits, given)
     named = _found(paths, given) if again or not paths else None
     if named is None and plain is not None:  # nothing to repeat, or the objects are missing
         again_lost = {id(edit) for _, edit in again}
         lost += [path_text(path) for path, edit in edits if id(edit) in again_lost]
         return LoadedChanges(None, plain, PutBack([], lost))
     value, put = variables.load_graph(data, named or {}, unpickler)
-    is_unchanged = all(edit.what == NO_CHANGE.what for _, edit in edits)
+    is_unchanged = all(edit.what == _NO_CHANGE.what for _, edit in edits)
     if is_unchanged and plain is not None and not _is_alike(value, *plain):
         return LoadedChanges(None, plain, PutBack([], lost))
     whole = {id(edit): edit._replace(put=new) for (_, edit), new in zip(edits, put, strict=True)}

@@ -16,9 +16,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stepwise._checkpoints.given import Surroundings
 from stepwise._checkpoints.references import ResultReferences
-from stepwise._checkpoints.variables import FrameReducers
+from stepwise._checkpoints.variables import FrameReducers, Surroundings
 from stepwise._execution.active_run import ActiveRun
 from stepwise._journal.journal import INPUTS
 from stepwise._runtime.messages import reports

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints import variables
-from stepwise._checkpoints.given import Surroundings
+from stepwise._checkpoints.variables import Surroundings
 from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.clients import is_foreign_module
 from stepwise._journal.journal import read_start
 from stepwise._journal.records import Call, Entry, Outcome, RunFacts, Settled, Started, StepStatus
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
-from stepwise._matching.in_flight import Targets
+from stepwise._matching.subjects import Targets
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import Once, notice, reports
 from stepwise._runtime.system_limits import ran_out

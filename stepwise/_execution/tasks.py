@@ -41,7 +41,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stepwise._execution import active_run
-from stepwise._execution.concurrency import Worker
+from stepwise._execution.flows import Worker
 from stepwise._runtime import asyncio_state, settings
 from stepwise._runtime.asyncio_state import TaskReference
 from stepwise._runtime.forks import Carrier, process_lock, start_apart, works_for_a_run

@@ -16,9 +16,8 @@ from types import CellType
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Loaded
-from stepwise._checkpoints.given import Surroundings, class_of_kind
 from stepwise._checkpoints.references import Needs, Reader, Vault
-from stepwise._checkpoints.variables import FrameUnpickler, load_values
+from stepwise._checkpoints.variables import FrameUnpickler, Surroundings, class_of_kind, load_values
 from stepwise._execution.frames import frames_name
 from stepwise._execution.inputs import inputs_name
 from stepwise._execution.outcomes import LoadedOutcome, load_outcome

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    module_names clients identity held_parts call_parts versions following cache_keys
+    module_names clients identity held_parts call_parts versions following
 """

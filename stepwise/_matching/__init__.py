@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    in_flight changes_of_calls subjects pool
+    subjects pool
 """

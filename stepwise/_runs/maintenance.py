@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from stepwise import errors
-from stepwise._execution.limit_turns import figures_text
+from stepwise._calls.limited import figures_text
 from stepwise._journal.cache import CallCache, cache_of
 from stepwise._journal.journal import facts_of, is_ready, open_head, seal_for, words_for
 from stepwise._journal.lease import Lease

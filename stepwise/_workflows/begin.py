@@ -43,7 +43,7 @@ from stepwise._execution.active_run import (
     debugged,
     live_runs,
 )
-from stepwise._execution.concurrency import Gong
+from stepwise._execution.flows import Gong
 from stepwise._execution.location import Locator
 from stepwise._execution.outcomes import (
     load_inputs,
@@ -70,8 +70,7 @@ from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
-from stepwise._matching.in_flight import Watched
-from stepwise._matching.subjects import Identity
+from stepwise._matching.subjects import Identity, Watched
 from stepwise._rewrite.positions import Points
 from stepwise._runtime import asyncio_state, settings, tracing
 from stepwise._runtime.facts import NamedTuple
@@ -106,8 +105,8 @@ from stepwise._workflows.resume import WorkflowRun
 from stepwise.stores import Head, Store, open_store
 
 if TYPE_CHECKING:
+    from stepwise._calls.limited import Turn
     from stepwise._display.progress import Display
-    from stepwise._execution.limit_turns import Turn
     from stepwise._runs.run import Run
 
 

@@ -27,9 +27,8 @@ from types import FrameType
 from typing import Any
 
 from stepwise import errors
-from stepwise._calls.call import Performance
+from stepwise._calls.call import Performance, not_on_record
 from stepwise._calls.driver import Core, Result
-from stepwise._calls.prompted import not_on_record
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State
 from stepwise._execution.active_run import ActiveRun, debugged
 from stepwise._execution.replaying import Looking, Request

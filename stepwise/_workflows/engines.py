@@ -41,8 +41,8 @@ from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwise import errors
+from stepwise._calls.limited import Turn
 from stepwise._execution.active_run import current_scope
-from stepwise._execution.limit_turns import Turn
 from stepwise._execution.process_memory import known_workflow, memory
 from stepwise._execution.tasks import drained
 from stepwise._execution.viewer import error_of

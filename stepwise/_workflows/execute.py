@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stepwise import errors
 from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import Core, Result, drive
-from stepwise._checkpoints.given import Surroundings
+from stepwise._checkpoints.variables import Surroundings
 from stepwise._execution import active_run
 from stepwise._execution.outcomes import encode_changed, record_arguments, surroundings
 from stepwise._execution.process_memory import look_at_code_again

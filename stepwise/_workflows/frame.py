@@ -37,14 +37,16 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State
-from stepwise._checkpoints.given import Surroundings, follow, root_of
 from stepwise._checkpoints.references import HEAVY, KnownValues, Looked, References
 from stepwise._checkpoints.resources import LetGo, ids_of_made, is_reenterable
 from stepwise._checkpoints.variables import (
+    Surroundings,
     UnpicklableError,
     dump_few,
     dump_values,
+    follow,
     load_values,
+    root_of,
 )
 from stepwise._execution.active_run import ActiveRun, live_runs
 from stepwise._execution.location import Helper

@@ -33,7 +33,7 @@ from stepwise._calls.steps import Step, step_of
 from stepwise._checkpoints.checkpoints import ClassicRetention, State
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope, scope_variable
-from stepwise._execution.failures import Unwinding
+from stepwise._execution.flows import Unwinding
 from stepwise._execution.location import Locator, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome
 from stepwise._execution.process_memory import (
@@ -54,9 +54,8 @@ from stepwise._journal.log import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, Resumed, RunFacts
 from stepwise._journal.seal import DamagedError, Seal, named
-from stepwise._matching.in_flight import NOTHING_WATCHED, Watched
 from stepwise._matching.pool import Pool
-from stepwise._matching.subjects import Identity
+from stepwise._matching.subjects import NOTHING_WATCHED, Identity, Watched
 from stepwise._rewrite.source import Source
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached

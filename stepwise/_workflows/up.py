@@ -37,8 +37,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from stepwise import errors
-from stepwise._calls.limited import ask_for_run
-from stepwise._execution.limit_turns import Turn
+from stepwise._calls.limited import Turn, ask_for_run
 from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained

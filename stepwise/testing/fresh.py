@@ -9,8 +9,8 @@ import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from stepwise._calls.limited import settle
 from stepwise._execution import process_memory
-from stepwise._execution.limit_turns import settle
 from stepwise._execution.message_watcher import watcher
 from stepwise._runtime import settings as _config
 from stepwise.stores import Store, open_store

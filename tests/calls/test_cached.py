@@ -22,7 +22,7 @@ from IPython.lib.pretty import pretty
 
 import stepwise
 from stepwise import ConfigurationError, Limit, spend, step, tool, workflow
-from stepwise._execution import limit_turns
+from stepwise._calls import limited
 from stepwise._journal import cache as caches
 from stepwise._journal.seal import load_seal
 from stepwise._runs.maintenance import cache_facts, clear_cache
@@ -391,7 +391,7 @@ def test_with_a_limit_and_recorded_arguments():
     _, _, run = twice(flow)
     assert done() == ["ask"]
     assert run.steps[0].inputs == {"question": "x"}
-    limit_turns.settle()
+    limited.settle()
 
 
 def test_side_effects_are_refused():

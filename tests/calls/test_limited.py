@@ -16,9 +16,9 @@ from sweeping import WHOLE
 
 import stepwise
 from stepwise import ConfigurationError, Limit, RunSuspended, step, tool, workflow
+from stepwise._calls import limited
 from stepwise._calls.limited import figures_of
 from stepwise._calls.rate_limits import left_of, refusal_of
-from stepwise._execution import limit_turns
 from stepwise._journal.journal import seal_for
 from stepwise._journal.limit_store import LIMITS, HolderLease, StoredLedger, is_dead, ledgers
 from stepwise._runtime import clock, settings
@@ -33,7 +33,7 @@ def settled():
     """No thread of a test asks for another one's store."""
     made.clear()
     yield
-    limit_turns.settle()
+    limited.settle()
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -42,14 +42,14 @@ def place(request, tmp_path):
     store = open_store(f"{request.param}:{tmp_path}/store")
     stepwise.configure(store=store)
     yield store
-    limit_turns.settle(store)
+    limited.settle(store)
     store.close()
 
 
 def ledger(name="api"):
     """The ledger of a limit in the default store, after this process has reported."""
     store = open_store(settings.store())
-    limit_turns.settle(store)
+    limited.settle(store)
     return dict(ledgers(store, seal_for(store))).get(name)
 
 
@@ -474,7 +474,7 @@ def test_a_damaged_ledger_counts_as_used_up(tmp_path, told):
     with Limit("api", requests=5, per=600):
         pass
     store = open_store(settings.store())
-    limit_turns.settle(store)
+    limited.settle(store)
     from stepwise.stores.base import Owner
 
     epoch = store.acquire("limit:api", Owner(1, "here", 0.0))
@@ -494,7 +494,7 @@ def test_programs_with_other_figures(tmp_path, told):
     for limit in (old, new, new):
         with limit:
             pass
-        limit_turns.settle()
+        limited.settle()
     assert ledger().figures.requests == 7
     assert told().count("the newest count") == 1
     with old:

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from sweeping import WHOLE
 
 import stepwise
-from stepwise._changes.edits import Edit
-from stepwise._changes.snapshots import Snapshot, path_text
-from stepwise._execution.changes import Recorded, load_changes
-from stepwise._matching.changes_of_calls import changes_of
-from stepwise._matching.in_flight import Held, Targets, Watched
+from stepwise._changes import Edit, Snapshot, path_text
+from stepwise._execution.changes import Recorded, changes_of, load_changes
+from stepwise._matching.subjects import Held, Targets, Watched
 from stepwise._values.codec import Codec
 
 

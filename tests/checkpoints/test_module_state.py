@@ -8,8 +8,7 @@ import pytest
 from survival import lab_of, survives
 
 from stepwise import step, workflow
-from stepwise._checkpoints.given import Surroundings
-from stepwise._checkpoints.variables import load_values
+from stepwise._checkpoints.variables import Surroundings, load_values
 from stepwise._execution import process_memory
 from stepwise._values import trees as sentinels
 from stepwise._values.codec import Reducers, dump

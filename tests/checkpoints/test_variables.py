@@ -20,9 +20,8 @@ from survival import lab_of, line_of, placed, survives
 from sweeping import WHOLE
 
 import stepwise
-from stepwise._checkpoints.given import Surroundings
 from stepwise._checkpoints.references import Needs, Reader
-from stepwise._checkpoints.variables import dump_few, dump_values, load_values
+from stepwise._checkpoints.variables import Surroundings, dump_few, dump_values, load_values
 from stepwise._values.trees import ITERATORS
 
 

@@ -21,7 +21,7 @@ from equivalence.states import KINDS, OPERATIONS, write_states
 from equivalence.world import world
 from sweeping import WHOLE, size
 
-from stepwise._changes.snapshots import Snapshot
+from stepwise._changes import Snapshot
 from stepwise._matching.pool import Pool
 from stepwise._rewrite.transform import Rewritten
 from stepwise._workflows import frame

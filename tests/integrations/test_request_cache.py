@@ -13,7 +13,7 @@ from test_instrument import Server, achat, ask, atexts, chat, said, texts
 
 import stepwise
 from stepwise import ConfigurationError, Limit, step, workflow
-from stepwise._execution import limit_turns
+from stepwise._calls import limited
 from stepwise.integrations._model_calls import calls_in, model_calls
 from stepwise.integrations.instrument import answering
 from stepwise.stores import open_store
@@ -234,7 +234,7 @@ def test_an_answer_takes_nothing_of_a_limit(server):
     for _ in range(3):
         assert fresh(agent, client, "one")[0] == ["answer 1"]
         assert said(ask(client, "two")) == "answer 2"
-    limit_turns.settle()
+    limited.settle()
 
 
 def test_a_test_s_own_answers_are_not_cached(server):

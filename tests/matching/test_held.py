@@ -5,7 +5,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwise._matching.in_flight import Held, InFlight
+from stepwise._matching.subjects import Held, InFlight
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=60))

@@ -305,7 +305,7 @@ _VALUES = [
 _FAILURES = [
     _mutant(
         "a step of another task makes a failure permanent",
-        "_execution/failures.py",
+        "_execution/flows.py",
         "            and here in (flow, self.main)\n",
         "",
         "test_async.py::test_a_failure_that_one_task_handles_is_not_handled_by_another",
@@ -327,21 +327,21 @@ _FAILURES = [
     ],
     _mutant(
         "what a failed group cancelled counts as handled by the clean-up behind it",
-        "_execution/failures.py",
+        "_execution/flows.py",
         "and (number not in self._cancelled or flow == here or handling is None)",
         "",
         "test_async.py::test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt",
     ),
     _mutant(
         "what a failed group cancelled counts as handled at the end of the run",
-        "_execution/failures.py",
+        "_execution/flows.py",
         "            again |= {*beside}",
         "            pass",
         "test_async.py::test_a_side_effect_that_a_failed_group_cancelled_is_in_doubt",
     ),
     _mutant(
         "what failed in a task or thread beside the failure counts as handled",
-        "_execution/failures.py",
+        "_execution/flows.py",
         "at != self.main or n in",
         "n in",
         "test_failures.py::test_what_failed_beside_the_failure_is_tried_again",
@@ -1269,21 +1269,21 @@ _CACHE = [
     ),
     _mutant(
         "the code of an argument's class counts for nothing",
-        "_identity/cache_keys.py",
+        "_calls/cached.py",
         'return join(b"V", [encoded, *self._methods(cls)])',
         "return encoded",
         "test_cached.py::test_edits_are_other_calls",
     ),
     _mutant(
         "two equal objects count as one",
-        "_identity/cache_keys.py",
+        "_calls/cached.py",
         'return join(b"V", [encoded, b"%d" % known[1]])',
         "return encoded",
         "test_cached.py::test_two_names_of_one_object",
     ),
     _mutant(
         "a client of an SDK counts by its known fields alone",
-        "_identity/cache_keys.py",
+        "_calls/cached.py",
         "if held is not None:",
         "if False:",
         "test_cached.py::test_clients_count_by_all_that_they_hold",

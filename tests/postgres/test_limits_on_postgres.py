@@ -12,7 +12,7 @@ pytest.importorskip("psycopg", reason="needs the extra test-cluster")
 
 import stepwise
 from stepwise import Limit
-from stepwise._execution import limit_turns
+from stepwise._calls import limited
 from stepwise._journal.journal import seal_for
 from stepwise._journal.limit_store import HolderLease, is_dead, ledgers
 from stepwise.stores.postgres import PostgresStore
@@ -48,7 +48,7 @@ def test_the_clock_is_that_of_the_server(store, monkeypatch):
     stepwise.configure(store=store)
     with Limit("api", requests=2, per=600):
         pass
-    limit_turns.settle(store)
+    limited.settle(store)
     ((name, found),) = ledgers(store, seal_for(store))
     assert (name, found.used()) == ("api", (1, 0))
     assert found.at == pytest.approx(store.now(), abs=60)

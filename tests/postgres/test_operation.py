@@ -11,7 +11,7 @@ pytest.importorskip("psycopg", reason="needs the extra test-cluster")
 
 import stepwise
 from stepwise import Limit, Retain, emit, step, workflow
-from stepwise._execution import limit_turns
+from stepwise._calls import limited
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import StoredLedger, ledgers
@@ -94,7 +94,7 @@ def test_ledgers_of_idle_values(store):
     limit = Limit("api", requests=5, per=3600)
     with limit.of("ann"):
         pass
-    limit_turns.settle(store)
+    limited.settle(store)
     seal = seal_for(store)
     assert [name for name, _ in ledgers(store, seal)] == ["api[ann]"]
     with StoredLedger(store, seal, "api[ann]").changing() as ledger:

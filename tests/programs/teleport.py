@@ -30,7 +30,7 @@ import warnings
 from collections import Counter
 
 import stepwise
-from stepwise._checkpoints.given import _is_mutable as is_mutable
+from stepwise._checkpoints.variables import _is_mutable as is_mutable
 from stepwise._rewrite.build import UnsupportedError, build
 from stepwise._rewrite.source import capture
 from stepwise._values import digest

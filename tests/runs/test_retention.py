@@ -9,7 +9,7 @@ from harness import Watched, python
 
 import stepwise
 from stepwise import Limit, Retain, emit, step, workflow
-from stepwise._execution import limit_turns
+from stepwise._calls import limited
 from stepwise._journal import anchors
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease
@@ -327,7 +327,7 @@ def test_ledgers_of_idle_values():
     for each in (limit, limit.of("ann"), limit.of("bob")):
         with each:
             pass
-    limit_turns.settle(store())
+    limited.settle(store())
     at, seal = store(), seal_for(store())
     keeping()
     assert [name for name, _ in ledgers(at, seal)] == ["api", "api[ann]", "api[bob]"]
@@ -337,7 +337,7 @@ def test_ledgers_of_idle_values():
     assert [name for name, _ in ledgers(at, seal)] == ["api", "api[bob]"]
     with limit.of("ann"):
         pass
-    limit_turns.settle(store())
+    limited.settle(store())
     assert [name for name, _ in ledgers(at, seal)] == ["api", "api[ann]", "api[bob]"]
 
 
@@ -347,7 +347,7 @@ def test_a_ledger_of_a_dead_process():
     limit = Limit("api", requests=5, per=3600)
     with limit.of("ann"):
         pass
-    limit_turns.settle(at)
+    limited.settle(at)
     with StoredLedger(at, seal, "api[ann]").changing() as ledger:
         ledger.over.clear()
         ledger.claims["77/1.0"] = (2, 0)

@@ -12,8 +12,7 @@ from store_tools import ME
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._checkpoints.given import Surroundings
-from stepwise._checkpoints.variables import dump_values
+from stepwise._checkpoints.variables import Surroundings, dump_values
 from stepwise._journal.seal import named
 from stepwise._runs import why as why_module
 from stepwise._runs.steps import newest_checkpoint

@@ -31,13 +31,11 @@ agent()
 
 OURS = {
     "_calls": "awaitables call driver edited edits steps",
-    "_checkpoints": "checkpoints given references resources variables",
-    "_execution": (
-        "account active_run concurrency failures location outcomes process_memory tasks waits"
-    ),
+    "_checkpoints": "checkpoints references resources variables",
+    "_execution": ("account active_run flows location outcomes process_memory tasks waits"),
     "_identity": "call_parts clients identity module_names held_parts versions",
     "_journal": "anchors journal lease projection records seal summary versions",
-    "_matching": "in_flight pool subjects",
+    "_matching": "pool subjects",
     "_rewrite": "bound_once build frame positions scope source statement_calls transform",
     "_runtime": (
         "asyncio_state clock events facts forks interrupts messages "

@@ -25,7 +25,7 @@ from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Result, Wait, drive
 from stepwise._execution import message_watcher, suspension
 from stepwise._execution.active_run import live_runs
-from stepwise._execution.concurrency import Gong
+from stepwise._execution.flows import Gong
 from stepwise._runtime import clock, settings
 from stepwise._workflows import handles as suspending
 from stepwise._workflows.handles import UnfinishedRun
