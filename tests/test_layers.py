@@ -53,7 +53,7 @@ ONLY_IN = {
     "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores"},
-    "fcntl": {"stepwise._journal.anchors", "stepwise.stores._files", "stepwise.stores._locks"},
+    "fcntl": {"stepwise._journal.anchors", "stepwise.stores._files"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},
     "jsonschema": {"stepwise._values.data"},
@@ -95,7 +95,7 @@ MAY_IMPORT = {
         "_calls _checkpoints.resources _execution.account _execution.active_run "
         "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.census "
         "_runs.run _runs.steps _runtime _values _workflows.handles _workflows.up _workflows.host "
-        "stores._files stores._group_commit stores._locks stores._postgres_presence"
+        "stores._files stores._group_commit stores._postgres_presence"
     ),
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.system_limits "

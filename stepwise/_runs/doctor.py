@@ -23,7 +23,7 @@ from stepwise._runtime.store_urls import public_url
 from stepwise._runtime.system_limits import check_file, check_folder, distrusted
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import open_store
-from stepwise.stores._locks import has_ofd
+from stepwise.stores._files import has_ofd
 from stepwise.stores.disk import DiskStore
 
 _PACKAGES = ("click", "cloudpickle", "diskcache", "tenacity", "wrapt")

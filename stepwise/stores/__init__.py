@@ -101,9 +101,9 @@ def close_under(folder: str, used: Iterable[Store] = ()) -> None:
             if of_the_test and not any(store is each for each in used):
                 del _open[url]
                 store.close()
-    locks = sys.modules.get("stepwise.stores._locks")
-    if locks is not None:
-        locks.close_lock_files(os.path.realpath(folder))
+    files = sys.modules.get("stepwise.stores._files")
+    if files is not None:
+        files.close_lock_files(os.path.realpath(folder))
 
 
 def _suffix(home: str) -> str:

@@ -46,7 +46,7 @@ OURS = {
     "_values": "codec data digest preview reducers trees unpickling",
     "_workflows": "begin cancelling definition execute frame outlook resume workflow",
     "errors": "",
-    "stores": "_files _group_commit _locks _process_log _rows base disk",
+    "stores": "_files _group_commit _process_log _rows base disk",
 }
 """The modules that a plain run needs to resume, by their rooms."""
 
