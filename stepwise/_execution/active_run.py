@@ -33,7 +33,7 @@ from stepwise._journal.projection import Flags, RecordedCall
 from stepwise._journal.summary import SummaryKeeper
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
-from stepwise._rewrite.positions import finally_lines
+from stepwise._rewrite.source import finally_lines
 from stepwise._runtime import asyncio_state, interrupts, settings, tracing
 from stepwise._runtime.clock import End
 from stepwise._runtime.events import emit, heard

@@ -72,7 +72,7 @@ from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.in_flight import Watched
 from stepwise._matching.subjects import Identity
-from stepwise._rewrite.positions import Points
+from stepwise._rewrite.source import Points
 from stepwise._runtime import asyncio_state, settings, tracing
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached

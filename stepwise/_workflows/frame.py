@@ -54,11 +54,10 @@ from stepwise._identity.clients import has_key, is_client
 from stepwise._identity.identity import captured
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._matching.pool import Pool
-from stepwise._rewrite.bound_once import Made
 from stepwise._rewrite.build import names_within
 from stepwise._rewrite.frame import Frame, visited_in
-from stepwise._rewrite.positions import handler_at, prefix_fingerprint
-from stepwise._rewrite.source import FunctionNode
+from stepwise._rewrite.source import FunctionNode, handler_at, prefix_fingerprint
+from stepwise._rewrite.statements import Made
 from stepwise._rewrite.transform import Point, Rewritten
 from stepwise._runtime.events import heard
 from stepwise._runtime.facts import NamedTuple

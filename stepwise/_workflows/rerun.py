@@ -18,7 +18,7 @@ from stepwise._checkpoints.checkpoints import State
 from stepwise._execution.active_run import current_scope, debugged
 from stepwise._execution.process_memory import known_workflow, known_workflows
 from stepwise._identity.clients import placeholder_keys
-from stepwise._rewrite.positions import following_line
+from stepwise._rewrite.source import following_line
 from stepwise._runs.portable import from_data
 from stepwise._runs.replica import Replica, in_memory, taken_from
 from stepwise._runs.run import Run, get_run

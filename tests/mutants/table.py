@@ -145,7 +145,7 @@ _RESUME = [
 _CODE = [
     _mutant(
         "an edited default goes unnoticed",
-        "_rewrite/positions.py",
+        "_rewrite/source.py",
         "parts = [self.whole(self.node.args)]",
         "parts = []",
         "test_edits.py::test_edited",
@@ -173,14 +173,14 @@ _CODE = [
     ),
     _mutant(
         "an edited finally goes unnoticed",
-        "_rewrite/positions.py",
+        "_rewrite/source.py",
         "parts.append(self.whole(item))",
         "pass",
         "test_edits.py::test_edited",
     ),
     _mutant(
         "an edited branch of a handler goes unnoticed",
-        "_rewrite/positions.py",
+        "_rewrite/source.py",
         "self.whole(stmt)  # a handler is one piece",
         'self.taken(stmt, f"{here}.body[{n}]", entered)',
         "test_edits.py::test_edited",
@@ -281,7 +281,7 @@ _VALUES = [
     ),
     _mutant(
         "a nested function's decorators count to the statement before it",
-        "_rewrite/positions.py",
+        "_rewrite/source.py",
         "Place(path, first_line(node), end",
         "Place(path, node.lineno, end",
         "test_source.py::test_places",

@@ -38,7 +38,7 @@ OURS = {
     "_identity": "call_parts clients identity module_names held_parts versions",
     "_journal": "anchors journal lease projection records seal summary versions",
     "_matching": "in_flight pool subjects",
-    "_rewrite": "bound_once build frame positions scope source statement_calls transform",
+    "_rewrite": "build frame source statements transform",
     "_runtime": (
         "asyncio_state clock events facts forks interrupts messages "
         "options retention retries settings store_urls system_limits tracing"
