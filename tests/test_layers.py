@@ -50,10 +50,10 @@ ONLY_IN = {
         "stepwise.testing",
     },
     "cronsim": {"stepwise._workflows.schedule_times"},
-    "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
+    "cryptography": {"stepwise._journal.persons", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores"},
-    "fcntl": {"stepwise._journal.anchors", "stepwise.stores._files"},
+    "fcntl": {"stepwise._journal.seal", "stepwise.stores._files"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},
     "jsonschema": {"stepwise._values.data"},
@@ -98,12 +98,12 @@ MAY_IMPORT = {
         "stores._files stores._group_commit stores._postgres_presence"
     ),
     "cli": (
-        "_display _execution.process_memory _journal.signatures _runs _runtime.system_limits "
+        "_display _execution.process_memory _journal.persons _runs _runtime.system_limits "
         "_runtime.messages _workflows.preflight _workflows.rerun "
         "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
     ),
     "mcp": (
-        "_display.words _journal.inbox _runs _runtime _values.preview ui._access ui._actions "
+        "_display.words _journal.persons _runs _runtime _values.preview ui._access ui._actions "
         "ui._reading ui._server"
     ),
     "ui": (

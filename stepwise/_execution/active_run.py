@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from stepwise._execution.message_watcher import RunWatch
     from stepwise._execution.replaying import Replay
     from stepwise._identity.versions import Version
-    from stepwise._journal.inbox import Message
+    from stepwise._journal.logs import Message
     from stepwise._runtime.event import Kind
 
 

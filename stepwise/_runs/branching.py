@@ -23,9 +23,9 @@ from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.following import version_of
 from stepwise._identity.identity import contents
-from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import branches_of, facts_of, owned_journal
-from stepwise._journal.log import Bell
+from stepwise._journal.logs import Bell
+from stepwise._journal.persons import this_person
 from stepwise._journal.records import ADOPTED, Adopted, RunFacts, Superseded
 from stepwise._journal.run_facts import superseded
 from stepwise._runs.branch_rows import (

@@ -28,7 +28,7 @@ from stepwise._execution.process_memory import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
 from stepwise._journal import journal as journals
-from stepwise._journal.inbox import this_person
+from stepwise._journal.persons import this_person
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal

@@ -65,10 +65,9 @@ from stepwise._identity.module_names import (
     place_of,
 )
 from stepwise._journal import journal as journals
-from stepwise._journal.anchors import anchor_of
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
-from stepwise._journal.seal import Seal
+from stepwise._journal.seal import Seal, anchor_of
 from stepwise._journal.summary import course_of
 from stepwise._matching.in_flight import Watched
 from stepwise._matching.subjects import Identity

@@ -726,7 +726,7 @@ def _record_suspension(active: active_run.ActiveRun) -> None:
 def _ring_if_suspended(active: active_run.ActiveRun) -> None:
     """Wake the processes that continue suspended runs if this run is suspended."""
     if active.facts.status == "suspended" and active.parent is None:
-        from stepwise._journal.log import Bell  # on use: few runs suspend
+        from stepwise._journal.logs import Bell  # on use: few runs suspend
 
         Bell(active.journal.store, active.journal.seal).ring(active.run_id)
 

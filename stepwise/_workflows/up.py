@@ -65,7 +65,7 @@ from stepwise._execution.tasks import drained
 from stepwise._execution.viewer import error_of
 from stepwise._journal.journal import facts_of, newest_mark, read_end, read_head, seal_for
 from stepwise._journal.lease import Lease, describe_owner, supervisor_name
-from stepwise._journal.log import QUEUE, Bell
+from stepwise._journal.logs import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
 from stepwise._runs.retention import Retention

@@ -580,8 +580,8 @@ _LATER = [  # drawn after the others were guarded
     ),
     _mutant(
         "a freed cell is no place for another one",
-        "_journal/anchors.py",
-        "not any(data[place : place + KEY])",
+        "_journal/seal.py",
+        "not any(data[place : place + CELL_KEY])",
         "place >= len(data)",
         "test_file_cells.py::test_a_removed_cell_is_filled_again",
     ),
@@ -723,7 +723,7 @@ _WAITS = [
     ),
     _mutant(
         "a message is lost with the power",
-        "_journal/inbox.py",
+        "_journal/logs.py",
         "at = log.append(epoch, end, [(header, value)]).at",
         "at = log.append(epoch, end, [(header, value)], durable=False).at",
         "test_power_cut.py::test_a_power_cut_while_a_run_is_steered",

@@ -36,12 +36,12 @@ OURS = {
         "account active_run concurrency failures location outcomes process_memory tasks waits"
     ),
     "_identity": "call_parts clients identity module_names held_parts versions",
-    "_journal": "anchors journal lease projection records seal summary versions",
+    "_journal": "journal lease projection records seal summary",
     "_matching": "in_flight pool subjects",
     "_rewrite": "build frame source statements transform",
     "_runtime": (
         "asyncio_state clock events facts forks interrupts messages "
-        "options retention retries settings store_urls system_limits tracing"
+        "options retries settings store_urls system_limits tracing"
     ),
     "_values": "codec data digest preview reducers trees unpickling",
     "_workflows": "begin cancelling definition execute frame outlook resume workflow",
