@@ -497,7 +497,7 @@ def test_programs_that_run_load_nothing_to_look_with():
 
 
 NOT_FOR_A_RESUME = """
-    _calls.waiting _display.progress _execution.suspension _runtime.event _runtime.listening
+    _calls.waiting _display.progress _execution.suspension _runtime.event
 """
 RESUMED = """
 import os, sys

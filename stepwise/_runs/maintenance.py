@@ -22,7 +22,7 @@ from stepwise._runs.verify import (
     note_restored,
 )
 from stepwise._runtime import settings
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, StoreError
 from stepwise.stores import Store, open_store
 

@@ -72,8 +72,7 @@ from stepwise._runs.retention import Retention
 from stepwise._runs.run import Run
 from stepwise._runs.steps import error_line
 from stepwise._runtime import clock, settings
-from stepwise._runtime.event import Event
-from stepwise._runtime.events import listen
+from stepwise._runtime.event import Event, on_event
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import start_apart
 from stepwise._runtime.interrupts import AFTER_SIGTERM
@@ -190,7 +189,7 @@ class RunOutput:
             make_private(self._folder)
         self._before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = _PrintedBy(sys.stdout, self), _PrintedBy(sys.stderr, self)
-        self._end = listen(self._note)
+        self._end = on_event(self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from stepwise._runtime import settings
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import report_misspelled
-from stepwise._runtime.store_urls import public_url, remember_url, with_password
+from stepwise._runtime.settings import public_url, remember_url, with_password
 from stepwise.errors import ConfigurationError
 from stepwise.stores.base import LAST_READER, Batch, Head, Owner, Store
 

@@ -3,7 +3,7 @@
 The URL of a Postgres store has three parts: the parameters of libpq, the public form, and
 stepwise's own settings.
 
-A command that only shows a URL uses ``stepwise._runtime.store_urls``, which needs no psycopg.
+A command that only shows a URL uses ``stepwise._runtime.settings``, which needs no psycopg.
 
 The tables of a Postgres store are made under a lock of the transaction.
 
@@ -47,7 +47,7 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise.errors import ConfigurationError, StoreError
 from stepwise.stores.base import FORMAT, other_format
 

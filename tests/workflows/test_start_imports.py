@@ -40,8 +40,8 @@ OURS = {
     "_matching": "in_flight pool subjects",
     "_rewrite": "build frame source statements transform",
     "_runtime": (
-        "asyncio_state clock events facts forks interrupts messages "
-        "options retries settings store_urls system_limits tracing"
+        "asyncio_state clock facts forks interrupts messages observers "
+        "options retries settings system_limits"
     ),
     "_values": "codec data digest preview reducers trees unpickling",
     "_workflows": "begin cancelling definition execute frame outlook resume workflow",
