@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import logging
 import random
@@ -49,7 +50,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.settings import public_url
 from stepwise.errors import ConfigurationError, StoreError
-from stepwise.stores.base import FORMAT, other_format
+from stepwise.stores.base import FORMAT, other_format, to_bytes
 
 # -- postgres url ---------------------------------------------------------------------------------
 
@@ -274,6 +275,20 @@ def _version(connection: psycopg.Connection[Any], schema: str, where: str) -> in
 
 def _statement(text: str) -> Any:
     return text  # psycopg wants literals; the name of the schema was checked
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def hashed(name: str) -> bytes:
+    """Return the hash that replaces an id or a name, with any characters."""
+    return hashlib.blake2b(to_bytes(name), digest_size=16).digest()
+
+
+def channel(schema: str) -> str:
+    """Return the channel that announces the names of writes."""
+    return f"stepwise_{schema}"
 
 
 # -- postgres connections -------------------------------------------------------------------------
