@@ -546,12 +546,12 @@ def test_sizes():
 
 
 ENTERED = {
-    "a step without a checkpoint": 28,
-    "a step with its checkpoint": 37,
+    "a step without a checkpoint": 27,
+    "a step with its checkpoint": 36,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 67,
-    "an approved tool, its owner's side": 58,  # 57 if the answer comes at once
-    "an instrumented model call": 47,
+    "a resume, to the end of its run": 62,
+    "an approved tool, its owner's side": 54,  # 53 if the answer comes at once
+    "an instrumented model call": 45,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""
 
