@@ -516,7 +516,7 @@ def anchor_cell(store: Store, run_id: str) -> FileCell | None:
     return FileCell(path, hashlib.blake2b(name, digest_size=CELL_KEY).digest())
 
 
-# -- cells ----------------------------------------------------------------------------------------
+# -- the file of anchors ---------------------------------------------------------------------------
 
 CELL_KEY = 16  # bytes
 _CELL = 128  # bytes; a sector holds a whole number of cells

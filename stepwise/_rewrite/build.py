@@ -29,7 +29,9 @@ from stepwise._rewrite.transform import (
     ask,
     complete,
     hoist,
+    load,
     placed,
+    store,
     transform,
 )
 
@@ -177,28 +179,28 @@ def _body(
         code: the code whose local variables are the function's own.
     """
     names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
-    frame = ast.Name(FRAME, ast.Load())
+    frame = load(FRAME)
     captured = [_captured(code.co_cellvars)] if code.co_cellvars else []
     begin = ask("begin", ast.Constant(len(facts.points)), *captured)
     arguments = set(names[: code.co_argcount + code.co_kwonlyargcount + _stars(code)])
     restore: list[ast.stmt] = [
-        _assign(VALUES, ast.Attribute(frame, "values", ast.Load())),
+        store(VALUES, ast.Attribute(frame, "values", ast.Load())),
         *(_restore(name, name in arguments) for name in [*names, *facts.loops]),
-        _assign(VALUES, ast.Constant(None)),
+        store(VALUES, ast.Constant(None)),
         *(
             ast.If(ask("remakes", ast.Constant(name)), [copy.deepcopy(each.statement)], [])
             for name, each in facts.made.items()
         ),
     ]
     resumable: list[ast.stmt] = [
-        _assign(TARGET, begin),
-        _assign(ASKS, ast.Attribute(frame, "asks", ast.Load())),
-        ast.If(test=ast.Name(TARGET, ast.Load()), body=restore, orelse=[]),
+        store(TARGET, begin),
+        store(ASKS, ast.Attribute(frame, "asks", ast.Load())),
+        ast.If(test=load(TARGET), body=restore, orelse=[]),
         *resumed,
     ]
     is_plain = ast.Compare(frame, [ast.Is()], [ast.Constant(None)])
     choose: list[ast.stmt] = [
-        _assign(FRAME, ast.Call(ast.Name(ENTER, ast.Load()), [], [])),
+        store(FRAME, ast.Call(load(ENTER), [], [])),
         ast.If(test=is_plain, body=plain.body, orelse=resumable),
     ]
     return placed(choose, head)
@@ -208,24 +210,20 @@ def _stars(code: types.CodeType) -> int:
     return bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
 
 
-def _assign(name: str, value: ast.expr) -> ast.stmt:
-    return ast.Assign([ast.Name(name, ast.Store())], value)
-
-
 def _captured(names: tuple[str, ...]) -> ast.expr:
     """Return ``lambda: (a, b)``, never called, whose closure holds the cells of the frame."""
     nothing = ast.arguments([], [], None, [], [], None, [])
-    variables: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
+    variables: list[ast.expr] = [load(name) for name in names]
     return ast.Lambda(nothing, ast.Tuple(variables, ast.Load()))
 
 
 def _restore(name: str, is_argument: bool) -> ast.stmt:
     """Return ``if "x" in @v: x = @v["x"]``; an argument that has no value is unbound."""
-    values = ast.Name(VALUES, ast.Load())
+    values = load(VALUES)
     there = ast.Compare(ast.Constant(name), [ast.In()], [values])
     value = ast.Subscript(values, ast.Constant(name), ast.Load())
     unbind: list[ast.stmt] = [ast.Delete([ast.Name(name, ast.Del())])] if is_argument else []
-    return ast.If(test=there, body=[_assign(name, value)], orelse=unbind)
+    return ast.If(test=there, body=[store(name, value)], orelse=unbind)
 
 
 # -- hidden names, and the variables of comprehensions ---------------------------------------------
@@ -239,7 +237,7 @@ class _HideNames(ast.NodeTransformer):
         name = node.func
         if not isinstance(name, ast.Name) or name.id not in LISTING or node.args or node.keywords:
             return node
-        call = ast.Call(ast.Name(VISIBLE, ast.Load()), [name, node], [])
+        call = ast.Call(load(VISIBLE), [name, node], [])
         return ast.fix_missing_locations(ast.copy_location(call, node))
 
     def _leave(self, node: ast.AST) -> ast.AST:
