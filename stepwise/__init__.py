@@ -143,8 +143,7 @@ if TYPE_CHECKING:
         VariableShown,
         Why,
     )
-    from stepwise._runtime.event import Event
-    from stepwise._runtime.listening import on_event
+    from stepwise._runtime.event import Event, on_event
     from stepwise._runtime.settings import Retain
     from stepwise._workflows.best_of import best_of
     from stepwise._workflows.evaluation import Evaluation, evaluate
@@ -239,7 +238,7 @@ _ON_USE = {
     **dict.fromkeys(("StepAttempt", "StepRecord"), "_runs.steps"),
     **dict.fromkeys(("current_run", "get_run", "runs"), "_runs.run"),
     **dict.fromkeys(("instrument", "uninstrument"), "integrations.instrument"),
-    "on_event": "_runtime.listening",
+    "on_event": "_runtime.event",
     "PendingWait": "_execution.suspension",
     "Program": "_runs.overview",
     "Question": "_runs.questions",

@@ -20,7 +20,7 @@ import stepwise.stores
 from stepwise._execution import frames, process_memory
 from stepwise._execution.active_run import live_runs
 from stepwise._runtime import settings
-from stepwise.stores import _locks, _rows
+from stepwise.stores import _files, _rows
 from stepwise.stores.disk import DiskStore
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
@@ -168,7 +168,7 @@ def home():
         for store in opened.values():
             store.close()
         # Of stores that a test opened itself: a process has a limit of open files.
-        for lock in list(_locks._files.values()):
+        for lock in list(_files._lock_files.values()):
             lock.close()
         while _rows._abandoned:
             connection = _rows._abandoned.pop()

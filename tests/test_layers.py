@@ -50,10 +50,10 @@ ONLY_IN = {
         "stepwise.testing",
     },
     "cronsim": {"stepwise._workflows.schedules"},
-    "cryptography": {"stepwise._journal.signatures", "stepwise._journal.seal"},
+    "cryptography": {"stepwise._journal.persons", "stepwise._journal.seal"},
     "debugpy": {"stepwise._workflows.debugged"},
     "diskcache": {"stepwise.stores"},
-    "fcntl": {"stepwise._journal.anchors", "stepwise.stores._files", "stepwise.stores._locks"},
+    "fcntl": {"stepwise._journal.seal", "stepwise.stores._files"},
     "framework": {"stepwise.integrations"},
     "hmac": {"stepwise._journal.seal", "stepwise.ui._access"},
     "jsonschema": {"stepwise._values.data"},
@@ -96,15 +96,15 @@ MAY_IMPORT = {
         "_execution.outcomes _execution.tasks _identity.clients _journal.lease _runs.maintenance "
         "_runs.run _runs.steps _runtime _values _workflows.engines _workflows.handles "
         "_workflows.host _workflows.up "
-        "stores._files stores._group_commit stores._locks stores._postgres_presence"
+        "stores._files stores._group_commit stores._postgres_presence"
     ),
     "cli": (
-        "_display _execution.process_memory _journal.signatures _runs _runtime.system_limits "
+        "_display _execution.process_memory _journal.persons _runs _runtime.system_limits "
         "_runtime.messages _workflows.engines _workflows.preflight _workflows.rerun "
         "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
     ),
     "mcp": (
-        "_display.words _journal.inbox _runs _runtime _values.preview ui._access ui._actions "
+        "_display.words _journal.persons _runs _runtime _values.preview ui._access ui._actions "
         "ui._reading ui._server"
     ),
     "ui": (
@@ -498,7 +498,7 @@ def test_programs_that_run_load_nothing_to_look_with():
 
 
 NOT_FOR_A_RESUME = """
-    _calls.waiting _display.progress _execution.suspension _runtime.event _runtime.listening
+    _calls.waiting _display.progress _execution.suspension _runtime.event
 """
 RESUMED = """
 import os, sys
@@ -547,12 +547,12 @@ def test_sizes():
 
 
 ENTERED = {
-    "a step without a checkpoint": 28,
-    "a step with its checkpoint": 36,
+    "a step without a checkpoint": 27,
+    "a step with its checkpoint": 35,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 64,
-    "an approved tool, its owner's side": 57,  # 56 if the answer comes at once
-    "an instrumented model call": 46,
+    "a resume, to the end of its run": 58,
+    "an approved tool, its owner's side": 53,  # 52 if the answer comes at once
+    "an instrumented model call": 44,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""
 

@@ -35,13 +35,13 @@ from stepwise._execution.location import Origin
 from stepwise._execution.outcomes import settled
 from stepwise._execution.waits import waits
 from stepwise._identity import identity
-from stepwise._journal.inbox import Message
 from stepwise._journal.journal import entries_of
+from stepwise._journal.logs import Message
+from stepwise._journal.persons import Approver, signer, statement, why_unsigned
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Answered, Call, Refused, Waiting
 from stepwise._journal.run_facts import Asked, Questions
 from stepwise._journal.seal import Seal
-from stepwise._journal.signatures import Approver, signer, statement, why_unsigned
 from stepwise._matching.pool import Match, Verdict, differing
 from stepwise._matching.subjects import Identity, Watched
 from stepwise._runtime import clock

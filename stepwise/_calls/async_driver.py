@@ -30,7 +30,7 @@ from stepwise._calls.driver import (
 )
 from stepwise._execution.active_run import scope_variable
 from stepwise._execution.tasks import joins, many
-from stepwise._runtime import tracing
+from stepwise._runtime import observers
 
 
 async def adrive(core: Core) -> Result:
@@ -96,7 +96,7 @@ async def afinish(unfinished: Unfinished, awaited: str) -> Result:
 async def arun(operation: Operation) -> Result:
     """Await one operation of a call."""
     if isinstance(operation, Attempt):
-        body = _of_body if tracing.tracer is None else in_task_of
+        body = _of_body if observers.tracer is None else in_task_of
         return await body(operation)
     if isinstance(operation, Write):
         at_once = operation.at_once or not many(operation.run)
@@ -145,12 +145,12 @@ async def _wait(operation: Wait) -> Result:
 
 async def in_task_of(attempt: Attempt, value: object = None) -> Result:
     """Await a body; ``value`` is its awaitable if the body has been called already."""
-    if tracing.tracer is None:
+    if observers.tracer is None:
         return await _of_body(attempt, value)
-    left = tracing.enter_attempt(attempt)
+    left = observers.enter_attempt(attempt)
     result = await _of_body(attempt, value)
     if left is not None:
-        tracing.leave(left, result.error)
+        observers.leave(left, result.error)
     return result
 
 

@@ -73,9 +73,9 @@ from stepwise._matching.pool import (
 )
 from stepwise._matching.subjects import NOTHING_WATCHED, Identity, Watched
 from stepwise._runtime import asyncio_state
-from stepwise._runtime.events import heard
 from stepwise._runtime.interrupts import sigterms
 from stepwise._runtime.messages import count, notice, reports, warn
+from stepwise._runtime.observers import heard
 from stepwise._runtime.retries import Attempts
 from stepwise._runtime.system_limits import ran_out, stopped
 from stepwise._values.codec import Codec, Encoded

@@ -16,7 +16,7 @@ from stepwise._matching.pool import Match, differences, differing, ruling_on
 from stepwise._runtime import settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.messages import count, shell_word
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise.errors import RunStopped, StepInDoubtError
 from stepwise.stores import open_store
 

@@ -15,7 +15,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, scope_variable
 from stepwise._execution.flows import Gong
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Record
-from stepwise._runtime import tracing
+from stepwise._runtime import observers
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import notice, shell_word
 from stepwise._values.unpickling import Data
@@ -271,7 +271,9 @@ def run(operation: Operation) -> Result:
     if isinstance(operation, Attempt):
         at_once = operation.timeout is None or gives_awaitable(operation.function)
         execute = in_thread_of if at_once else _in_thread
-        return execute(operation) if tracing.tracer is None else tracing.trace(execute, operation)
+        if observers.tracer is None:
+            return execute(operation)
+        return observers.trace(execute, operation)
     if isinstance(operation, Write):
         return write(operation)
     if isinstance(operation, (Cancelled, Ready)):

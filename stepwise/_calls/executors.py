@@ -37,7 +37,7 @@ from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import Scope, scope_variable
 from stepwise._execution.tasks import background
 from stepwise._journal.records import Call
-from stepwise._runtime import tracing
+from stepwise._runtime import observers
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import RemoteTraceback
 from stepwise._values import codec
@@ -172,7 +172,7 @@ class Elsewhere:
             from stepwise._calls.async_driver import arun  # on use: it loads asyncio
 
             return await arun(operation)
-        left, future = tracing.enter_attempt(operation), None
+        left, future = observers.enter_attempt(operation), None
         try:
             future = self._submitted(operation)
             if is_async:
@@ -184,7 +184,7 @@ class Elsewhere:
                 future.cancel()
             result = Result(error=error)
         if left is not None:
-            tracing.leave(left, result.error)
+            observers.leave(left, result.error)
         return result
 
     # -- one attempt -----------------------------------------------------------------------------

@@ -925,7 +925,7 @@ def _approvers(texts: Iterable[str], what: str, approve: Approve) -> tuple[Any, 
             f"approvers= of {what} says who may answer, and without approve= nobody is asked: "
             "@tool(side_effect=True, approve=True, approvers=[...])"
         )
-    from stepwise._journal.signatures import approvers_of  # on use: few tools have any
+    from stepwise._journal.persons import approvers_of  # on use: few tools have any
 
     return approvers_of(texts, what)
 

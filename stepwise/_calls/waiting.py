@@ -39,7 +39,7 @@ from stepwise._values.unpickling import Data
 
 if TYPE_CHECKING:
     from stepwise._execution.message_watcher import RunWatch
-    from stepwise._journal.inbox import Message
+    from stepwise._journal.logs import Message
 
 
 # -- waiting --------------------------------------------------------------------------------------

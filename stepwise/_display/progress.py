@@ -25,7 +25,7 @@ from stepwise._display.markup import Markup, markup, tag
 from stepwise._display.render import framed, status_of
 from stepwise._display.terminal import is_terminal, one_line
 from stepwise._runtime import settings
-from stepwise._runtime.listening import on_event
+from stepwise._runtime.event import on_event
 from stepwise._runtime.messages import count, publisher, reports
 
 if TYPE_CHECKING:

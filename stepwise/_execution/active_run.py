@@ -32,12 +32,12 @@ from stepwise._journal.projection import Flags, RecordedCall
 from stepwise._journal.summary import SummaryKeeper
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
-from stepwise._rewrite.positions import finally_lines
-from stepwise._runtime import asyncio_state, interrupts, settings, tracing
+from stepwise._rewrite.source import finally_lines
+from stepwise._runtime import asyncio_state, interrupts, observers, settings
 from stepwise._runtime.clock import End
-from stepwise._runtime.events import emit, heard
 from stepwise._runtime.forks import handed_down, start_apart
 from stepwise._runtime.messages import Once, chain, is_ours, notice, shell_word
+from stepwise._runtime.observers import heard
 from stepwise._values import codec, digest
 from stepwise._values.preview import Secrets
 from stepwise._values.unpickling import Data
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stepwise._execution.message_watcher import RunWatch
     from stepwise._execution.replaying import Replay
     from stepwise._identity.versions import Version
-    from stepwise._journal.inbox import Message
+    from stepwise._journal.logs import Message
     from stepwise._runtime.event import Kind
 
 
@@ -1055,6 +1055,8 @@ class ActiveRun:
         """Notify listeners of a recorded event."""
         if not heard() or debugged.compares:
             return
+        from stepwise._runtime.event import emit  # on use: most programs have no listener
+
         emit(
             kind,
             self.run_id,
@@ -1179,7 +1181,7 @@ class ActiveRun:
             self.tell("run_stopped", detail=detail)
         for stream in list(self.streams.values()):
             stream.drop()
-        tracing.end(self.run_id)
+        observers.end_trace(self.run_id)
         self.account.close()
         self.ended = True
         self.executor = None

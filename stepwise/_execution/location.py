@@ -8,7 +8,7 @@ import sys
 from collections.abc import Container, Iterable
 from types import CodeType, FrameType
 
-from stepwise._rewrite.positions import Place, Points
+from stepwise._rewrite.source import Place, Points
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import file_name, is_ours
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-from stepwise._journal.log import Bell
+from stepwise._journal.logs import Bell
 from stepwise._journal.seal import Seal
 from stepwise._runtime.forks import process_lock, start_apart
 from stepwise._runtime.messages import reports

@@ -31,7 +31,7 @@ from stepwise._journal.records import WAITS
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, kernel_shell
-from stepwise._runtime.store_urls import hide_passwords
+from stepwise._runtime.settings import hide_passwords
 from stepwise._values.digest import DECORATED
 from stepwise._values.trees import found_at
 from stepwise.errors import ConfigurationError, DigestError

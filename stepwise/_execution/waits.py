@@ -22,7 +22,7 @@ from stepwise.stores import Store
 
 if TYPE_CHECKING:
     from stepwise._execution.message_watcher import RunWatch
-    from stepwise._journal.inbox import Inbox, Message
+    from stepwise._journal.logs import Inbox, Message
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -115,7 +115,7 @@ class RunInbox:
         if self._opened is None:
             store, _, run_id = self._of
             if is_begun(store, inbox_name(run_id)):
-                from stepwise._journal.inbox import Inbox  # on use: a large module
+                from stepwise._journal.logs import Inbox  # on use: a large module
 
                 self._opened = Inbox(*self._of)
         return self._opened

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    seal records signatures projection run_facts lease anchors journal log inbox ledger
-    limit_store cache schedule_rows stream summary
+    seal records persons projection run_facts lease journal logs ledger limit_store cache
+    schedule_rows stream summary
 """

@@ -10,7 +10,7 @@ The *head* of a run holds the facts for listings, so that listings need not read
 head records where the journal ended when the head was written.  Code that decides anything asks
 :func:`facts_of`, which also reads the later records.  A damaged head is rebuilt from the records.
 
-An *anchor* keeps the last mark of a run beside the key (see ``anchors``).  It is written when the
+An *anchor* keeps the last mark of a run beside the key (see ``seal``).  It is written when the
 run announces a side effect, waits or ends; a plain step writes none.
 
 The *note* of a run names its steps in progress, only for displays: a plain step is recorded when it
@@ -33,15 +33,19 @@ from itertools import chain, islice
 from typing import Any
 
 from stepwise._journal import records
-from stepwise._journal.anchors import Anchor, FileCell, anchor_of, cell_of, drop
 from stepwise._journal.lease import Lease
 from stepwise._journal.projection import effects_seen, given_up, start_of
 from stepwise._journal.seal import (
     NO_LINK,
+    Anchor,
     DamagedError,
     Envelope,
+    FileCell,
     ForeignKeyError,
     Seal,
+    anchor_cell,
+    anchor_of,
+    drop_anchor,
     ephemeral_seal,
     load_seal,
     named,
@@ -1001,7 +1005,7 @@ class Journal:
         """Advance the journal's end past written records, and write their anchor if needed."""
         self.position = share.end
         if share.anchors:
-            drop(self._anchor, share.wanted[2].mark)
+            drop_anchor(self._anchor, share.wanted[2].mark)
 
     def _begin_chain(self) -> None:
         """Begin a new chain after the last written record."""
@@ -1009,7 +1013,7 @@ class Journal:
 
     @cached
     def _anchor(self) -> FileCell | None:
-        return cell_of(self.store, self.run_id)
+        return anchor_cell(self.store, self.run_id)
 
     def _follow(
         self, at: Position, items: Iterable[tuple[records.Record, Data]]
@@ -1058,7 +1062,7 @@ class Journal:
         self._put(batch)
         self.position = positions[-1]
         self._begin_chain()
-        drop(self._anchor, batch.mark)
+        drop_anchor(self._anchor, batch.mark)
 
     def put(
         self,

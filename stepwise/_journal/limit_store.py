@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 
 from stepwise._journal.lease import Lease
 from stepwise._journal.ledger import Figures, Ledger, Over
-from stepwise._journal.log import LogIndex, LogKind, SealedLog
+from stepwise._journal.logs import LogIndex, LogKind, SealedLog
 from stepwise._journal.seal import Seal, named
 from stepwise._runtime import clock
 from stepwise._runtime.interrupts import Uninterrupted

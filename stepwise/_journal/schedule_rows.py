@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from datetime import datetime, timezone
 
-from stepwise._journal.log import SealedLog
+from stepwise._journal.logs import SealedLog
 from stepwise._journal.seal import Seal, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted

@@ -38,7 +38,7 @@ from typing import Any
 
 from stepwise._journal.journal import Position, identity, marker, newest_mark, stream_name, verified
 from stepwise._journal.lease import Lease
-from stepwise._journal.log import LogEnd, SealedLog, start_of_log
+from stepwise._journal.logs import LogEnd, SealedLog, start_of_log
 from stepwise._journal.seal import NO_LINK, DamagedError, Envelope, Seal
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted

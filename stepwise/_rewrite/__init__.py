@@ -22,13 +22,11 @@ boundaries, and can begin at one::
     pending.set(second)
     rewritten("task")                       # resumes after that statement, with those locals
 
-``source``     a function's source, taken when its decorator runs, and its syntax tree
-``positions``  structural positions of statements, what follows them, a fingerprint of the code
-``ahead``      the names and calls of a statement
-``scope``      declarations, and the hidden names
-``bound_once`` variables that are bound by one call
-``transform``  the rewrite of a body
+``source``     a function's source, taken when its decorator runs: its syntax tree, its statements
+               by position, a fingerprint of the code
+``statements`` what statements call, and the variables that they can make again
 ``frame``      the protocol between a rewritten function and the code that resumes it
+``transform``  the rewrite of a body, and its hidden names
 ``build``      from the rewritten tree to a function
 ``cells``      the names that a notebook cell reads, binds and defines; imported on use
 ``reading``    the text of a definition, and the names that it reads; imported on use
@@ -36,5 +34,5 @@ boundaries, and can begin at one::
 
 The modules, in import order: each imports only from those before it::
 
-    source positions statement_calls frame bound_once scope transform build cells reading decorators
+    source statements frame transform build cells reading decorators
 """

@@ -14,11 +14,26 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stepwise._rewrite import scope as scopes
 from stepwise._rewrite.frame import enter, visible
-from stepwise._rewrite.positions import yields
-from stepwise._rewrite.source import FunctionNode, Source, capture
-from stepwise._rewrite.transform import Rewritten, announce, ask, transform
+from stepwise._rewrite.source import FunctionNode, Source, capture, yields
+from stepwise._rewrite.transform import (
+    ASKS,
+    ENTER,
+    FRAME,
+    LISTING,
+    TARGET,
+    VALUES,
+    VISIBLE,
+    Rewritten,
+    announce,
+    ask,
+    complete,
+    hoist,
+    load,
+    placed,
+    store,
+    transform,
+)
 
 _FUTURE_FLAGS = sum(getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
 _FACTORY, _SELF = "@factory", "@self"
@@ -75,10 +90,10 @@ def build(
             raise UnsupportedError("a lambda cannot be entered in the middle; write it as a def")
         raise UnsupportedError("its source is not available; put it into a file")
     try:
-        if not {*scopes.LISTING}.isdisjoint(original.co_names):
-            scopes.hide_names(plain)
-            scopes.hide_names(resumable)
-        scopes.hoist(plain)
+        if not {*LISTING}.isdisjoint(original.co_names):
+            _hide_names(plain)
+            _hide_names(resumable)
+        hoist(plain)
         facts = Rewritten(function, resumable)
         declarations, resumed = transform(resumable, facts)
         head: ast.AST = plain.body[0]
@@ -94,7 +109,7 @@ def build(
         raise UnsupportedError("its statements or expressions are nested too deeply") from error
     _check_same(original, code, plain.body[0].lineno)
     cells = dict(zip(original.co_freevars, function.__closure__ or (), strict=True))
-    cells |= {scopes.ENTER: types.CellType(enter), scopes.VISIBLE: types.CellType(visible)}
+    cells |= {ENTER: types.CellType(enter), VISIBLE: types.CellType(visible)}
     rewritten = types.FunctionType(
         code,
         function.__globals__,
@@ -145,7 +160,7 @@ def _alone(source: Source, function: types.FunctionType) -> types.CodeType:
     would hide the globals and free variables of the same names.
     """
     node = source.parse() if sys.version_info >= (3, 12) else None
-    if node is None or not scopes.part_comprehensions(node):
+    if node is None or not _part_comprehensions(node):
         return function.__code__
     return _compile(node, node.body, function)
 
@@ -164,55 +179,105 @@ def _body(
         code: the code whose local variables are the function's own.
     """
     names = list(dict.fromkeys((*code.co_varnames, *code.co_cellvars)))
-    frame = ast.Name(scopes.FRAME, ast.Load())
+    frame = load(FRAME)
     captured = [_captured(code.co_cellvars)] if code.co_cellvars else []
     begin = ask("begin", ast.Constant(len(facts.points)), *captured)
     arguments = set(names[: code.co_argcount + code.co_kwonlyargcount + _stars(code)])
     restore: list[ast.stmt] = [
-        _assign(scopes.VALUES, ast.Attribute(frame, "values", ast.Load())),
+        store(VALUES, ast.Attribute(frame, "values", ast.Load())),
         *(_restore(name, name in arguments) for name in [*names, *facts.loops]),
-        _assign(scopes.VALUES, ast.Constant(None)),
+        store(VALUES, ast.Constant(None)),
         *(
             ast.If(ask("remakes", ast.Constant(name)), [copy.deepcopy(each.statement)], [])
             for name, each in facts.made.items()
         ),
     ]
     resumable: list[ast.stmt] = [
-        _assign(scopes.TARGET, begin),
-        _assign(scopes.ASKS, ast.Attribute(frame, "asks", ast.Load())),
-        ast.If(test=ast.Name(scopes.TARGET, ast.Load()), body=restore, orelse=[]),
+        store(TARGET, begin),
+        store(ASKS, ast.Attribute(frame, "asks", ast.Load())),
+        ast.If(test=load(TARGET), body=restore, orelse=[]),
         *resumed,
     ]
     is_plain = ast.Compare(frame, [ast.Is()], [ast.Constant(None)])
     choose: list[ast.stmt] = [
-        _assign(scopes.FRAME, ast.Call(ast.Name(scopes.ENTER, ast.Load()), [], [])),
+        store(FRAME, ast.Call(load(ENTER), [], [])),
         ast.If(test=is_plain, body=plain.body, orelse=resumable),
     ]
-    return scopes.placed(choose, head)
+    return placed(choose, head)
 
 
 def _stars(code: types.CodeType) -> int:
     return bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
 
 
-def _assign(name: str, value: ast.expr) -> ast.stmt:
-    return ast.Assign([ast.Name(name, ast.Store())], value)
-
-
 def _captured(names: tuple[str, ...]) -> ast.expr:
     """Return ``lambda: (a, b)``, never called, whose closure holds the cells of the frame."""
     nothing = ast.arguments([], [], None, [], [], None, [])
-    variables: list[ast.expr] = [ast.Name(name, ast.Load()) for name in names]
+    variables: list[ast.expr] = [load(name) for name in names]
     return ast.Lambda(nothing, ast.Tuple(variables, ast.Load()))
 
 
 def _restore(name: str, is_argument: bool) -> ast.stmt:
     """Return ``if "x" in @v: x = @v["x"]``; an argument that has no value is unbound."""
-    values = ast.Name(scopes.VALUES, ast.Load())
+    values = load(VALUES)
     there = ast.Compare(ast.Constant(name), [ast.In()], [values])
     value = ast.Subscript(values, ast.Constant(name), ast.Load())
     unbind: list[ast.stmt] = [ast.Delete([ast.Name(name, ast.Del())])] if is_argument else []
-    return ast.If(test=there, body=[_assign(name, value)], orelse=unbind)
+    return ast.If(test=there, body=[store(name, value)], orelse=unbind)
+
+
+# -- hidden names, and the variables of comprehensions ---------------------------------------------
+
+
+class _HideNames(ast.NodeTransformer):
+    """Rewriter of ``locals()`` to ``@visible(locals, locals())``, without the hidden names."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        name = node.func
+        if not isinstance(name, ast.Name) or name.id not in LISTING or node.args or node.keywords:
+            return node
+        call = ast.Call(load(VISIBLE), [name, node], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node  # a separate scope, which has no hidden names
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave  # noqa: N815
+
+
+def _hide_names(node: FunctionNode) -> None:
+    """Keep the hidden names out of the results of ``locals()``, ``vars()`` and ``dir()``."""
+    hide = _HideNames()
+    node.body = [hide.visit(stmt) for stmt in node.body]
+
+
+class _Comprehensions(ast.NodeTransformer):
+    """Turner of comprehensions into generator expressions, which are scopes in every version."""
+
+    found = False
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.expr:
+        return self._part(node, node.elt)
+
+    visit_SetComp = visit_ListComp  # noqa: N815
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.expr:
+        return self._part(
+            node, ast.copy_location(ast.Tuple([node.key, node.value], ast.Load()), node)
+        )
+
+    def _part(self, node: ast.ListComp | ast.SetComp | ast.DictComp, element: ast.expr) -> ast.expr:
+        self.found = True
+        made = ast.GeneratorExp(element, node.generators)
+        return self.generic_visit(ast.copy_location(made, node))  # type: ignore[return-value]
+
+
+def _part_comprehensions(node: FunctionNode) -> bool:
+    """Give each comprehension in a function its own scope; return whether there is one."""
+    part = _Comprehensions()
+    part.visit(node)
+    return part.found
 
 
 # -- compiling -----------------------------------------------------------------------------------
@@ -256,13 +321,13 @@ def _compile(
             scope = ""
         scope += f"{owner}."
     free = [name for name in original.co_freevars if name[0] != "@"]
-    parameters = [ast.arg(name) for name in (*free, scopes.ENTER, scopes.VISIBLE)]
+    parameters = [ast.arg(name) for name in (*free, ENTER, VISIBLE)]
     factory: Any = ast.FunctionDef.__new__(ast.FunctionDef)
     factory.name, factory.body, factory.decorator_list = _FACTORY, around, []
     factory.args = ast.arguments([], parameters, None, [], [], None, [])
     factory.returns, factory.type_params = None, []
     module = ast.Module([factory], [])
-    scopes.complete(module)
+    complete(module)
     flags = original.co_flags & _FUTURE_FLAGS
     pytest = function.__globals__.get("@pytest_ar")  # in a module whose assertions it rewrote
     try:

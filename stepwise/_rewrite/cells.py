@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from stepwise._rewrite.positions import code_digest
-from stepwise._rewrite.source import parsed
+from stepwise._rewrite.source import code_digest, parsed
 from stepwise._runtime.facts import NamedTuple
 
 AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT

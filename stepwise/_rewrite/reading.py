@@ -11,8 +11,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from stepwise._rewrite.positions import f_string_parts
-from stepwise._rewrite.source import FUNCTIONS, Definition, children, walk
+from stepwise._rewrite.source import FUNCTIONS, Definition, children, f_string_parts, walk
 
 CLASSES = (ast.ClassDef,)
 IMPORTS = (ast.Import, ast.ImportFrom)

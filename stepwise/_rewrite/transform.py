@@ -2,8 +2,8 @@
 
 Statements are numbered in the order of the text.  The rewritten body has a hidden local ``@t``, the
 *target*.  The target is 0 in normal running; on resume, it is the number of the last finished
-statement.  (``@t``, ``@f`` and ``@a`` stand here for ``TARGET``, ``FRAME`` and ``ASKS`` of
-``scope``.)  A statement ``k`` that contains a call, ``await`` or ``yield`` becomes::
+statement.  (``@t``, ``@f`` and ``@a`` stand here for ``TARGET``, ``FRAME`` and ``ASKS``.)  A
+statement ``k`` that contains a call, ``await`` or ``yield`` becomes::
 
     if @t < k:
         if @a[j] and not @t: @f.save(j, @f.locals())
@@ -34,6 +34,10 @@ Things that do not work, and were tried or considered:
 The guard of a group takes the line of its first statement.  Code added after a compound statement
 takes the line of the statement's head.  So debuggers and coverage tools see no line that the
 original would not have reached.
+
+Hidden names begin with ``@``, which no identifier does.  So they cannot clash, and private names'
+mangling leaves them alone.  Apart from loop numbers, hidden names consist of characters that no
+identifier holds, so that no ``NameError`` suggests them.
 """
 
 from __future__ import annotations
@@ -42,19 +46,34 @@ import ast
 import copy
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FunctionType
+from typing import Any
 
-from stepwise._rewrite import scope
-from stepwise._rewrite import statement_calls as look_ahead
-from stepwise._rewrite.bound_once import made_by_calls
+from stepwise._rewrite import statements
 from stepwise._rewrite.frame import visited_name
-from stepwise._rewrite.positions import TRIES, any_calls, calls, opens
-from stepwise._rewrite.scope import released
-from stepwise._rewrite.source import FunctionNode, walk
+from stepwise._rewrite.source import TRIES, FunctionNode, any_calls, calls, children, opens, walk
 from stepwise._runtime.facts import NamedTuple
 
 _FORS = (ast.For, ast.AsyncFor)
+
+# Hidden names.
+ENTER, VISIBLE = "@(", "@)"  # functions of this package, in cells
+# Local variables.
+FRAME, TARGET, VALUES, CHOICE, ASKS = "@[]", "@>", "@{}", "@|", "@?"
+# Prefixes before a number: the hidden variables of loops.
+_ITERATOR, _ITEM = "@::", "@=="
+LISTING = ("locals", "vars", "dir")
+
+
+def iterator_name(number: int) -> str:
+    """Return the name of the hidden variable that holds the iterator of a loop."""
+    return f"{_ITERATOR}{number}"
+
+
+def item_name(number: int) -> str:
+    """Return the name of the hidden variable that holds the item a loop has taken."""
+    return f"{_ITEM}{number}"
 
 
 class Point(NamedTuple):
@@ -126,16 +145,16 @@ class Rewritten:
 
     def __init__(self, function: FunctionType, node: FunctionNode) -> None:
         self.function = function
-        self.made = made_by_calls(node)
+        self.made = statements.made_by_calls(node)
         globals_ = [each for each in walk(node) if isinstance(each, ast.Global)]
         self.assigned = frozenset(name for each in globals_ for name in each.names)
-        self.stored = scope.attributes_stored(node)
+        self.stored = attributes_stored(node)
         self.points: dict[int, Point] = {}
         self.blocks: list[str] = []
         self.withs: list[With] = []
         self.loops: dict[str, int] = {}
-        self.ahead: dict[int, look_ahead.Ahead] = {}
-        self.heads: dict[str, look_ahead.Ahead] = {}
+        self.ahead: dict[int, statements.Ahead] = {}
+        self.heads: dict[str, statements.Ahead] = {}
         self.files: dict[str, Reading] = {}
 
     def number(self, position: str) -> int | None:
@@ -152,11 +171,11 @@ def transform(node: FunctionNode, facts: Rewritten) -> tuple[list[ast.stmt], lis
     Returns:
         the ``global`` and ``nonlocal`` statements, and the body that can be resumed.
     """
-    declarations = scope.hoist(node)
-    made = _Rewriter(facts, released(node), look_ahead.mentions(node))
+    declarations = hoist(node)
+    made = _Rewriter(facts, released(node), statements.mentions(node))
     body = made.block(node.body, "body", _Around())
     if not isinstance(node.body[-1], (ast.Return, ast.Raise)):
-        body += scope.placed(made.save(made.last(), look_ahead.Ahead(ends=True)), node.body[-1])
+        body += placed(made.save(made.last(), statements.Ahead(ends=True)), node.body[-1])
     return declarations, body
 
 
@@ -180,9 +199,9 @@ class _Around(NamedTuple):
     loops: tuple[str, ...] = ()
     caught: bool = False  # inside a ``try`` whose handler or ``finally`` calls something
 
-    def sees(self, ahead: look_ahead.Ahead | None) -> look_ahead.Ahead | None:
+    def sees(self, ahead: statements.Ahead | None) -> statements.Ahead | None:
         """Return the code ahead, marked as escaping if an exception would reach a call."""
-        return (ahead or look_ahead.Ahead())._replace(escapes=True) if self.caught else ahead
+        return (ahead or statements.Ahead())._replace(escapes=True) if self.caught else ahead
 
 
 class _Rewriter:
@@ -197,7 +216,7 @@ class _Rewriter:
         self._facts.points[number] = Point(position, line, around.withs, around.loops)
         return number
 
-    def save(self, number: int | None, ahead: look_ahead.Ahead | None) -> list[ast.stmt]:
+    def save(self, number: int | None, ahead: statements.Ahead | None) -> list[ast.stmt]:
         """Return ``if @a[number] and not @t: @f.save(number, @f.locals())``.
 
         Args:
@@ -209,8 +228,8 @@ class _Rewriter:
         if number is None or ahead is None:
             return []
         self._facts.ahead[number] = ahead
-        asked = ast.Subscript(load(scope.ASKS), ast.Constant(number), ast.Load())
-        test = ast.BoolOp(ast.And(), [asked, ast.UnaryOp(ast.Not(), load(scope.TARGET))])
+        asked = ast.Subscript(load(ASKS), ast.Constant(number), ast.Load())
+        test = ast.BoolOp(ast.And(), [asked, ast.UnaryOp(ast.Not(), load(TARGET))])
         call = ast.Expr(ask("save", ast.Constant(number), ask("locals")))
         return [ast.If(test=test, body=[call], orelse=[])]
 
@@ -224,7 +243,7 @@ class _Rewriter:
             return self.key(stmt.body[0])  # type: ignore[attr-defined]
         is_loop = isinstance(stmt, _FORS)
         loops, withs = len(self._facts.loops), len(self._facts.withs)
-        return scope.iterator_name(loops) if is_loop else withs
+        return iterator_name(loops) if is_loop else withs
 
     def block(
         self, stmts: list[ast.stmt], path: str, around: _Around, before: int | None = None
@@ -258,10 +277,10 @@ class _Rewriter:
         """Return statements under one guard; if there are several, none contains a call."""
         if not stmts:
             return []
-        saves = self.save(before, around.sees(look_ahead.ahead_of(stmts)))
+        saves = self.save(before, around.sees(statements.ahead_of(stmts)))
         number = self.point(f"after {path}", stmts[-1].lineno, around)
-        body = [*scope.placed([*saves, reset()], stmts[0]), *stmts]
-        return scope.placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
+        body = [*placed([*saves, reset()], stmts[0]), *stmts]
+        return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], stmts[0])
 
     def branch(
         self, stmts: list[ast.stmt], path: str, around: _Around, *, enter: bool
@@ -276,9 +295,9 @@ class _Rewriter:
         self._facts.blocks.append(path)
         front = [self.visit()]
         number = None
-        if enter or around.sees(look_ahead.ahead_of(stmts[:1])) is not None:
+        if enter or around.sees(statements.ahead_of(stmts[:1])) is not None:
             number = self.point(f"enter {path}", stmts[0].lineno, around)
-        return [*scope.placed(front, stmts[0]), *self.block(stmts, path, around, number)]
+        return [*placed(front, stmts[0]), *self.block(stmts, path, around, number)]
 
     def body(
         self,
@@ -291,8 +310,8 @@ class _Rewriter:
     ) -> list[ast.stmt]:
         """Return the body of a loop, which ends where another pass may begin."""
         body = self.branch(node.body, f"{path}.body", around, enter=enter)
-        end = self.save(self.last(), look_ahead.each_pass(node, iterator))
-        return [*body, *scope.placed(end, node), *scope.placed([reset()], node)]
+        end = self.save(self.last(), statements.each_pass(node, iterator))
+        return [*body, *placed(end, node), *placed([reset()], node)]
 
     def last(self) -> int:
         """Return the number of the last point made."""
@@ -305,13 +324,13 @@ class _Rewriter:
     ) -> list[ast.stmt]:
         kind = "try" if isinstance(node, TRIES) else type(node).__name__.lower()
         kind = kind.removeprefix("async")
-        saves = self.save(before, around.sees(look_ahead.ahead_of([node], self.key(node))))
+        saves = self.save(before, around.sees(statements.ahead_of([node], self.key(node))))
         inside = target(ast.Lt(), self.last() + 1)  # no target inside this statement: run all of it
         front: ast.stmt = ast.If(test=inside, body=[*saves, reset()], orelse=[])
         body: list[ast.stmt] = getattr(self, f"open_{kind}")(node, path, around)
         number = self.point(f"after {path}", node.lineno, around)
         body = [front, *body, reset()]
-        return scope.placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], node)
+        return placed([ast.If(test=target(ast.Lt(), number), body=body, orelse=[])], node)
 
     def open_if(self, node: ast.If | ast.While, path: str, around: _Around) -> list[ast.stmt]:
         enter = calls(node.test)
@@ -329,12 +348,12 @@ class _Rewriter:
     def open_for(self, node: ast.For | ast.AsyncFor, path: str, around: _Around) -> list[ast.stmt]:
         waits = "a" if isinstance(node, ast.AsyncFor) else ""
         number = len(self._facts.loops)
-        iterator, item = scope.iterator_name(number), scope.item_name(number)
+        iterator, item = iterator_name(number), item_name(number)
         self._facts.loops[iterator] = node.lineno
         enter = calls(node.iter) or bool(waits)
         inside = around._replace(loops=(*around.loops, iterator))
         body = self.body(node, path, inside, enter=enter, iterator=iterator)
-        begin = scope.placed([self.begin(node, iterator, waits)], node)
+        begin = placed([self.begin(node, iterator, waits)], node)
         again = ast.IfExp(
             test=target(ast.LtE(), self.last()),
             body=ask(f"{waits}again", load(iterator)),
@@ -344,7 +363,7 @@ class _Rewriter:
         take = ast.Assign(targets=[node.target], value=load(item))
         forget = store(item, ast.Constant(None))
         node.iter = when_resuming(again, load(iterator))
-        node.body = [*scope.placed([unless_resuming(take, forget)], node.target), *body]
+        node.body = [*placed([unless_resuming(take, forget)], node.target), *body]
         node.target = ast.copy_location(ast.Name(item, ast.Store()), node.target)
         node.orelse = orelse
         return [*begin, node, store(iterator, ast.Constant(None))]
@@ -354,11 +373,11 @@ class _Rewriter:
         within, iterable = None, copy.deepcopy(node.iter)
         if node in self._opened:
             within, name, opening = self._opened[node]
-            iterable = look_ahead.with_file(iterable, name, opening)
+            iterable = statements.with_file(iterable, name, opening)
         # Python raises the error for a non-iterable where it asks for the iterator: keep that line.
         place = node.iter if sys.version_info >= (3, 13) else node
         first = ast.copy_location(ask(f"{waits}iter", node.iter), place)
-        head = None if waits else look_ahead.head_of(iterable)
+        head = None if waits else statements.head_of(iterable)
         if head is None:
             return unless_resuming(store(iterator, first))
         if head.opens:
@@ -368,7 +387,7 @@ class _Rewriter:
         first = ask("counted", ast.Constant(iterator), first, ask("locals"))
         inside = target(ast.LtE(), self.last())
         anew = ast.BoolOp(ast.And(), [inside, ask("anew", load(iterator))])
-        test = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), load(scope.TARGET)), anew])
+        test = ast.BoolOp(ast.Or(), [ast.UnaryOp(ast.Not(), load(TARGET)), anew])
         return ast.If(test=test, body=[store(iterator, first)], orelse=[])
 
     def open_with(
@@ -380,7 +399,7 @@ class _Rewriter:
             With(node.lineno, bound, tuple(name for name in bound if name in self._released))
         )
         enter = any_calls(item.context_expr for item in node.items)
-        reading = look_ahead.loop_over_file(node, self._mentioned)
+        reading = statements.loop_over_file(node, self._mentioned)
         if reading is not None:
             opening = copy.deepcopy(node.items[0].context_expr)
             self._opened[reading] = number, bound[0], opening
@@ -399,7 +418,7 @@ class _Rewriter:
         ends = any_calls(node.finalbody)
         inside = around._replace(caught=around.caught or ends or any_calls(node.handlers))
         body = self.block(node.body, f"{path}.body", inside)
-        node.body = [*scope.placed([visit], node.body[0]), *body]
+        node.body = [*placed([visit], node.body[0]), *body]
         left = list(self._facts.loops)[before:]
         for index, handler in enumerate(node.handlers):
             self._facts.blocks.append(f"{path}.handlers[{index}].body")
@@ -410,11 +429,11 @@ class _Rewriter:
             # Without these stores, the iterators of loops that the exception left would live on
             # until the function ends.
             front += [store(name, ast.Constant(None)) for name in left]
-            handler.body = [*scope.placed(front, handler.body[0]), *handler.body]
+            handler.body = [*placed(front, handler.body[0]), *handler.body]
         inside = around._replace(caught=around.caught or ends)
         node.orelse = self.branch(node.orelse, f"{path}.orelse", inside, enter=False)
         if node.finalbody:
-            node.finalbody = [*scope.placed([reset()], node.finalbody[0]), *node.finalbody]
+            node.finalbody = [*placed([reset()], node.finalbody[0]), *node.finalbody]
         return [node]
 
     def open_match(self, node: ast.Match, path: str, around: _Around) -> list[ast.stmt]:
@@ -426,7 +445,7 @@ class _Rewriter:
             where = f"{path}.cases[{index}].body"
             bodies.append(self.branch(case.body, where, around, enter=enter))
             chosen.append(self.last())
-            case.body = scope.placed([store(scope.CHOICE, ast.Constant(index))], case.pattern)
+            case.body = placed([store(CHOICE, ast.Constant(index))], case.pattern)
         by_target: ast.expr = ast.Constant(len(chosen) - 1)
         for index in reversed(range(len(chosen) - 1)):
             by_target = ast.IfExp(
@@ -435,13 +454,13 @@ class _Rewriter:
                 orelse=by_target,
             )
         choose = ast.If(
-            test=load(scope.TARGET),
-            body=[store(scope.CHOICE, by_target)],
-            orelse=[store(scope.CHOICE, ast.Constant(-1)), node],
+            test=load(TARGET),
+            body=[store(CHOICE, by_target)],
+            orelse=[store(CHOICE, ast.Constant(-1)), node],
         )
         dispatch: list[ast.stmt] = []
         for index, body in reversed(list(enumerate(bodies))):
-            test = ast.Compare(load(scope.CHOICE), [ast.Eq()], [ast.Constant(index)])
+            test = ast.Compare(load(CHOICE), [ast.Eq()], [ast.Constant(index)])
             dispatch = [ast.If(test=test, body=body, orelse=dispatch)]
         return [choose, *dispatch]
 
@@ -461,28 +480,28 @@ def store(name: str, value: ast.expr) -> ast.stmt:
 
 def ask(attribute: str, *arguments: ast.expr) -> ast.expr:
     """Return the call ``@f.attribute(arguments)``."""
-    function = ast.Attribute(load(scope.FRAME), attribute, ast.Load())
+    function = ast.Attribute(load(FRAME), attribute, ast.Load())
     return ast.Call(func=function, args=list(arguments), keywords=[])
 
 
 def target(operator: ast.cmpop, number: int) -> ast.expr:
     """Return the comparison ``@t < number``, with the given operator."""
-    return ast.Compare(load(scope.TARGET), [operator], [ast.Constant(number)])
+    return ast.Compare(load(TARGET), [operator], [ast.Constant(number)])
 
 
 def when_resuming(then: ast.expr, otherwise: ast.expr) -> ast.expr:
     """Return the expression ``then if @t else otherwise``."""
-    return ast.IfExp(test=load(scope.TARGET), body=then, orelse=otherwise)
+    return ast.IfExp(test=load(TARGET), body=then, orelse=otherwise)
 
 
 def unless_resuming(*body: ast.stmt) -> ast.stmt:
     """Return the statement ``if not @t: body``."""
-    return ast.If(test=ast.UnaryOp(ast.Not(), load(scope.TARGET)), body=list(body), orelse=[])
+    return ast.If(test=ast.UnaryOp(ast.Not(), load(TARGET)), body=list(body), orelse=[])
 
 
 def reset() -> ast.stmt:
     """Return the statement ``@t = 0``."""
-    return store(scope.TARGET, ast.Constant(0))
+    return store(TARGET, ast.Constant(0))
 
 
 # -- for debuggers ---------------------------------------------------------------------------------
@@ -521,7 +540,7 @@ def _is_reset(stmt: object) -> bool:
     return (
         isinstance(stmt, ast.Assign)
         and isinstance(stmt.targets[0], ast.Name)
-        and stmt.targets[0].id == scope.TARGET
+        and stmt.targets[0].id == TARGET
         and isinstance(stmt.value, ast.Constant)
     )
 
@@ -538,14 +557,105 @@ def _saved(stmts: list[ast.stmt]) -> int:
                         )
                     )
                 ]
-            ) if id_ == scope.FRAME:
+            ) if id_ == FRAME:
                 return number
     return 0
 
 
 def _announced(stmt: ast.stmt, head: ast.AST, *, takes: bool, before: int) -> list[ast.stmt]:
     ends = [ast.Constant(value=True)] if takes else []
-    arrived = scope.placed([store(scope.TARGET, ask("arrived", *ends))], head)
-    here: list[ast.stmt] = [ast.If(load(scope.TARGET), arrived, [])]
+    arrived = placed([store(TARGET, ask("arrived", *ends))], head)
+    here: list[ast.stmt] = [ast.If(load(TARGET), arrived, [])]
     here += [] if takes else [ast.Expr(ask("go", ast.Constant(before)))]
-    return scope.placed(here, stmt) if hasattr(stmt, "lineno") else here
+    return placed(here, stmt) if hasattr(stmt, "lineno") else here
+
+
+# -- declarations and hidden names -----------------------------------------------------------------
+
+
+def placed(nodes: Sequence[ast.stmt], like: ast.AST) -> list[ast.stmt]:
+    """Give new statements the place of an old node; ``complete`` places the nodes inside them."""
+    for node in nodes:
+        if not hasattr(node, "lineno"):  # the user's nodes keep their own place
+            _put(node, like)
+    return list(nodes)
+
+
+def complete(root: ast.AST) -> None:
+    """Give each node without a place the place of the statement around it."""
+    start = ast.Pass(lineno=1, col_offset=0)
+    todo: list[tuple[Any, ast.AST]] = [(root, start)]
+    for node, around in todo:
+        if "lineno" in node._attributes and not hasattr(node, "lineno"):
+            _put(node, around)
+        inside = node if isinstance(node, ast.stmt) else around
+        todo += [(each, inside) for each in children(node)]
+
+
+def _put(node: Any, like: Any) -> None:
+    """Place a node where another one begins."""
+    node.lineno = node.end_lineno = like.lineno
+    node.col_offset = node.end_col_offset = like.col_offset
+
+
+def hoist(node: FunctionNode) -> list[ast.stmt]:
+    """Take ``global`` and ``nonlocal`` out of a function; they apply to the whole function anyway.
+
+    The ``pass`` that replaces a declaration takes the line of a neighbour, so that tracers do not
+    see an extra line.
+    """
+    found: list[ast.stmt] = []
+    for block in _blocks(node):
+        for index in reversed(range(len(block))):
+            stmt = block[index]
+            if isinstance(stmt, (ast.Global, ast.Nonlocal)):
+                found.append(stmt)
+                near = block[index + 1 : index + 2] or block[max(index - 1, 0) : index] or [stmt]
+                block[index] = placed([ast.Pass()], near[0])[0]
+    return found
+
+
+def released(node: FunctionNode) -> set[str]:
+    """Return the names that ``with`` statements bind and no code outside of them mentions."""
+    bound: set[str] = set()
+    mentioned: set[str] = set()
+
+    def look(node: ast.AST, around: frozenset[str]) -> None:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
+            mentioned.update({node.id} - around)
+        inside = around
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            targets = [item.optional_vars for item in node.items if item.optional_vars]
+            names = {n.id for each in targets for n in walk(each) if isinstance(n, ast.Name)}
+            bound.update(names)
+            inside = around | names
+        for child in children(node):
+            look(child, around if isinstance(child, ast.withitem) else inside)
+
+    look(node, frozenset())
+    return bound - mentioned
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """Yield the blocks of a function at any depth, except blocks of scopes inside the function."""
+    for _, value in ast.iter_fields(node):
+        if not isinstance(value, list) or not value:
+            continue
+        if isinstance(value[0], ast.stmt):
+            yield value
+        for each in value:
+            if isinstance(each, (ast.stmt, ast.excepthandler, ast.match_case)) and not isinstance(
+                each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+            ):
+                yield from _blocks(each)
+
+
+def attributes_stored(node: FunctionNode) -> frozenset[str]:
+    """Return the attributes of variables that a function assigns, as ``self.name``."""
+    return frozenset(
+        f"{each.value.id}.{each.attr}"
+        for each in walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+    )

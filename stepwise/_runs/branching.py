@@ -29,7 +29,6 @@ from stepwise._execution.budget import Budget, Spent
 from stepwise._execution.process_memory import known_workflow
 from stepwise._identity.following import version_of
 from stepwise._identity.identity import contents
-from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import (
     Position,
     branches_of,
@@ -40,7 +39,8 @@ from stepwise._journal.journal import (
     read_end,
     read_entries,
 )
-from stepwise._journal.log import Bell
+from stepwise._journal.logs import Bell
+from stepwise._journal.persons import this_person
 from stepwise._journal.records import (
     ADOPTED,
     NO_SUMS,

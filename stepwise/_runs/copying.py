@@ -26,14 +26,12 @@ from typing import Literal
 from stepwise import errors
 from stepwise._checkpoints.checkpoints import PREFIX
 from stepwise._execution.active_run import current_scope
-from stepwise._journal import anchors
 from stepwise._journal import journal as journals
-from stepwise._journal.inbox import Inbox
 from stepwise._journal.lease import Lease, describe_owner
-from stepwise._journal.log import LOG_KINDS, START, LogIndex, LogKind, start_of_log
+from stepwise._journal.logs import LOG_KINDS, START, Inbox, LogIndex, LogKind, start_of_log
 from stepwise._journal.projection import given_up
 from stepwise._journal.records import RunFacts
-from stepwise._journal.seal import DamagedError, Envelope, ForeignKeyError, Seal, named
+from stepwise._journal.seal import DamagedError, Envelope, ForeignKeyError, Seal, lift_anchor, named
 from stepwise._journal.summary import NAME
 from stepwise._runs.messages import unacted
 from stepwise._runs.verify import append_restored
@@ -281,7 +279,7 @@ class _StoreEntry:
         pruned = facts.pruned if facts is not None else self._start_of_log.last
         delete = (*self.drop, journals.COPYING)
         self._write(epoch, Batch(put=put, delete=delete, prune=pruned, head=head, mark=last))
-        anchors.lift(self.target, self.name)  # an entry that was deleted there returns on purpose
+        lift_anchor(self.target, self.name)  # an entry that was deleted there returns on purpose
         if head is not None and self.target.head(self.name) != head:
             raise self._damaged(self.target, "it does not give back what was written to it")
 

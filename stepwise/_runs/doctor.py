@@ -19,11 +19,11 @@ from typing import Any, Literal
 from stepwise._runs.run import listed
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise._runtime.system_limits import check_file, check_folder, distrusted
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import open_store
-from stepwise.stores._locks import has_ofd
+from stepwise.stores._files import has_ofd
 from stepwise.stores.disk import DiskStore
 
 _PACKAGES = ("click", "cloudpickle", "diskcache", "tenacity", "wrapt")

@@ -18,8 +18,7 @@ from stepwise._display.page import (
 )
 from stepwise._display.render import RunShown
 from stepwise._journal.records import RunFacts
-from stepwise._rewrite.positions import following_line
-from stepwise._rewrite.source import FunctionNode
+from stepwise._rewrite.source import FunctionNode, following_line
 from stepwise._runs.overview import Overview
 from stepwise._runs.paths import ABSENT, same_value, short, shown
 from stepwise._runs.run import Run

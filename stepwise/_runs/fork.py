@@ -35,7 +35,6 @@ from stepwise._execution.viewer import look_into
 from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
 from stepwise._journal import projection, records
-from stepwise._journal.inbox import Inbox, this_person
 from stepwise._journal.journal import (
     SHARED,
     Lost,
@@ -51,6 +50,8 @@ from stepwise._journal.journal import (
     rows_of,
 )
 from stepwise._journal.lease import Lease
+from stepwise._journal.logs import Inbox
+from stepwise._journal.persons import this_person
 from stepwise._journal.seal import Seal, named
 from stepwise._journal.summary import (
     Summary,

@@ -48,7 +48,7 @@ from stepwise._runs.verify import (
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise.stores import Head, Store, open_store
 
 

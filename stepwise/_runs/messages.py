@@ -11,10 +11,10 @@ from typing import Any, Literal
 from stepwise import errors
 from stepwise._execution.active_run import branch_around, cancelled_error, current_scope, live_runs
 from stepwise._execution.waits import Taken
-from stepwise._journal.inbox import Inbox, Message, MessageKind, this_person
 from stepwise._journal.journal import Journal, Position, entries_of, facts_of
 from stepwise._journal.lease import Lease
-from stepwise._journal.log import Bell
+from stepwise._journal.logs import Bell, Inbox, Message, MessageKind
+from stepwise._journal.persons import this_person
 from stepwise._journal.projection import Calls, met_messages
 from stepwise._journal.records import OVER, Cancelling, Ended, RunFacts
 from stepwise._journal.run_facts import Questions, asked_by
@@ -178,7 +178,7 @@ def deliver(
     """Put a message into the inbox of a run that has not ended, and ring its bell.
 
     Args:
-        more: as of :meth:`stepwise._journal.inbox.Inbox.post`.
+        more: as of :meth:`stepwise._journal.logs.Inbox.post`.
 
     Returns:
         the number of the message; and the value of an earlier message with the same key, if any.

@@ -12,9 +12,10 @@ from stepwise._calls.approvals import load_arguments
 from stepwise._display.render import buttons, question_text, questions_html
 from stepwise._display.words import when
 from stepwise._execution.outcomes import settled
-from stepwise._journal import signatures
-from stepwise._journal.inbox import Inbox, Message, this_person
+from stepwise._journal import persons
 from stepwise._journal.journal import Journal, entries_of, facts_of, recorded_versions
+from stepwise._journal.logs import Inbox, Message
+from stepwise._journal.persons import this_person
 from stepwise._journal.projection import Calls, RecordedCall, to_run_again
 from stepwise._journal.records import (
     COLLECT,
@@ -321,7 +322,7 @@ def _signature(question: Question, said: Decision) -> str:
     Raises:
         ConfigurationError: an approver has to sign, and the key is missing or not an approver's.
     """
-    approvers = signatures.approvers_of(question.approvers)
+    approvers = persons.approvers_of(question.approvers)
     names = ", ".join(map(str, approvers))
     if said.key is None:
         if not approvers:
@@ -333,9 +334,9 @@ def _signature(question: Question, said: Decision) -> str:
             f"{'approve' if said.approved else 'deny'} {command} --key FILE"
         )
     waiting, note = question._asked.waiting, said.note
-    text = signatures.statement(question.run_id, waiting, approved=said.approved, note=note)
-    public, signature = signatures.sign(said.key, text, said.passphrase)
-    if approvers and not signatures.signer(approvers, signature):
+    text = persons.statement(question.run_id, waiting, approved=said.approved, note=note)
+    public, signature = persons.sign(said.key, text, said.passphrase)
+    if approvers and not persons.signer(approvers, signature):
         raise ConfigurationError(
             f"the key {public} is none of the approvers of step {question.step} ({question.name}) "
             f"of run {question.run_id!r}: {names}"
@@ -356,14 +357,14 @@ def _counted(run_id: str, asked: Asked, message: Message) -> Message | None:
     if not waiting.approvers:
         return message
     try:
-        approvers = signatures.approvers_of(waiting.approvers)
+        approvers = persons.approvers_of(waiting.approvers)
     except ConfigurationError:  # the extra for signatures is not installed
         return None
-    said = signatures.statement(run_id, waiting, approved=message.approved, note=message.note)
+    said = persons.statement(run_id, waiting, approved=message.approved, note=message.note)
     signature = message.value.decode("utf-8", "replace")
-    if signatures.why_unsigned(approvers, said, signature):
+    if persons.why_unsigned(approvers, said, signature):
         return None
-    return message._replace(by=signatures.signer(approvers, signature))
+    return message._replace(by=persons.signer(approvers, signature))
 
 
 # -- settling -------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from stepwise._execution.process_memory import known_workflow
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._execution.viewer import error_of, look_into, result_of
 from stepwise._journal import journal as journals
-from stepwise._journal.inbox import this_person
+from stepwise._journal.persons import this_person
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, RunFacts
 from stepwise._journal.seal import Seal
@@ -66,7 +66,7 @@ from stepwise._runtime import options, settings
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import count, fold, printable, shell_word
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise._values.codec import Codec
 from stepwise.stores import Head, Owner, Store, open_store
 from stepwise.stores.base import Words

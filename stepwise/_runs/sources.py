@@ -9,7 +9,8 @@ from stepwise._checkpoints.checkpoints import State
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import how_started
-from stepwise._rewrite.positions import (
+from stepwise._rewrite.source import (
+    FunctionNode,
     fingerprint,
     following_line,
     functions_named,
@@ -18,7 +19,6 @@ from stepwise._rewrite.positions import (
     statement_lines,
     writers_of,
 )
-from stepwise._rewrite.source import FunctionNode
 from stepwise._runtime.forks import cached
 from stepwise._values.preview import NO_SECRETS
 from stepwise.stores import Store

@@ -13,7 +13,7 @@ from stepwise._runs.run import Run
 from stepwise._runs.steps import command_to_begin, top_facts
 from stepwise._runtime import settings
 from stepwise._runtime.messages import shell_word
-from stepwise._runtime.store_urls import with_password
+from stepwise._runtime.settings import with_password
 from stepwise._values.preview import HIDDEN
 from stepwise.errors import ConfigurationError, RunBusyError
 

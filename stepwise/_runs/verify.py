@@ -14,13 +14,11 @@ from dataclasses import dataclass, replace
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.active_run import current_scope
-from stepwise._journal import anchors
 from stepwise._journal import journal as journals
-from stepwise._journal.inbox import Inbox
 from stepwise._journal.lease import Lease
-from stepwise._journal.log import Bell, SealedLog
+from stepwise._journal.logs import Bell, Inbox, SealedLog
 from stepwise._journal.records import CODE, Quarantined, Restored, RunFacts
-from stepwise._journal.seal import Seal
+from stepwise._journal.seal import Seal, bury_anchor, lift_anchor
 from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.steps import checkpoints_of
@@ -160,7 +158,7 @@ def _delete_held(store: Store, seal: Seal, lease: Lease) -> None:
         with log.owned() as epoch:
             log.delete(epoch)
     store.delete(run_id, lease.epoch)
-    anchors.bury(store, run_id)
+    bury_anchor(store, run_id)
     inbox.delete()  # messages that arrived since
 
 
@@ -340,7 +338,7 @@ def note_restored(store: Store, seal: Seal) -> list[str]:
     found = [journals.facts_of(store, seal, head.run_id) for head in store.heads()]
     for facts in filter(None, found):
         for name in (facts.run_id, journals.inbox_name(facts.run_id)):
-            anchors.lift(store, name)
+            lift_anchor(store, name)
     unfinished = [each for each in found if each is not None and each.status != "completed"]
     for facts in unfinished:
         with journals.owned_journal(store, seal, facts.run_id) as journal:
@@ -408,7 +406,7 @@ def _set_aside(journal: journals.Journal, before: Verification) -> None:
 
 def _give_up(journal: journals.Journal, before: Verification, facts: RunFacts | None) -> None:
     """Record that damaged records are given up, so that no later start reports them."""
-    anchors.lift(journal.store, journal.run_id)
+    lift_anchor(journal.store, journal.run_id)
     record = Quarantined(before.lost, before.effects, time.time())
     if facts is not None:
         facts = facts.reopened(record.at)

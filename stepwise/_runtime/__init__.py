@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    facts clock settings store_urls interrupts messages asyncio_state forks event
-    events listening tracing system_limits retries options
+    facts clock settings interrupts messages asyncio_state forks observers event
+    system_limits retries options
 """

@@ -1,13 +1,23 @@
-"""One event of a run, as a frozen record; created only if there are listeners."""
+"""One event of a run, as a frozen record, and its way to the listeners.
+
+The logger ``stepwise`` also gets every event, as the attribute ``stepwise`` of its records: runs at
+level INFO, steps and checkpoints at DEBUG.
+
+The module is loaded with the first listener: most programs have none.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from stepwise._runtime import observers
 from stepwise._runtime.facts import public
+from stepwise._runtime.messages import notice, reports
+from stepwise.errors import RunStopped
 
 Kind = Literal[
     "run_started",
@@ -82,3 +92,45 @@ class Event:
         call = f" {self.step} {self.name}({self.arguments})" if self.name else ""
         detail = f": {self.detail}" if self.detail else ""
         return f"{self.run_id}: {what}{call}{detail}"
+
+
+def on_event(callback: Callable[[Event], object]) -> Callable[[], None]:
+    """Register ``callback``, which gets an :class:`Event` whenever something happens in a run here.
+
+    The callback is called in the thread of the event, which waits for the callback, after the event
+    has been recorded.  An exception of the callback is reported once, and does not disturb the run.
+
+    Returns:
+        a function that removes the callback; it may be called twice.
+    """
+    return observers.listen(callback)
+
+
+_told: set[int] = set()
+
+
+@reports
+def emit(kind: Kind, run_id: str, workflow: str, **facts: Any) -> None:
+    """Notify all listeners; see :class:`Event`.  The caller has asked :func:`.observers.heard`."""
+    event = Event(kind, run_id, workflow, **facts)
+    level = logging.INFO if event.kind.startswith("run") else logging.DEBUG
+    _log(level, event)
+    for listener in observers.listeners:
+        try:
+            listener(event)
+        except (Exception, RunStopped) as error:
+            _tell_once(listener, error)
+
+
+@reports
+def _log(level: int, event: Event) -> None:
+    observers.logger.log(level, "%s", event, extra={"stepwise": event})
+
+
+@reports
+def _tell_once(listener: observers.Listener, error: BaseException) -> None:
+    if id(listener) not in _told:
+        _told.add(id(listener))
+        observers.logger.debug("a callback of on_event raised", exc_info=error)
+        name = getattr(listener, "__qualname__", type(listener).__qualname__)
+        notice(f"{name}, a callback of stepwise.on_event, raised {error!r}; the run continues")

@@ -65,14 +65,13 @@ from stepwise._identity.module_names import (
     place_of,
 )
 from stepwise._journal import journal as journals
-from stepwise._journal.anchors import anchor_of
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
-from stepwise._journal.seal import Seal
+from stepwise._journal.seal import Seal, anchor_of
 from stepwise._journal.summary import course_of
 from stepwise._matching.subjects import Identity, Watched
-from stepwise._rewrite.positions import Points
-from stepwise._runtime import asyncio_state, settings, tracing
+from stepwise._rewrite.source import Points
+from stepwise._runtime import asyncio_state, observers, settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import (
@@ -698,7 +697,7 @@ def _take_up(
     node = callee.workflow.source.node()
     function = call.rewritten.function if call.rewritten is not None else callee.workflow.function
     if not is_new:
-        trace = tracing.begin(facts, facts.trace, current_scope())
+        trace = observers.begin_trace(facts, facts.trace, current_scope())
         facts = facts._replace(trace=trace, codec=call.codec)
     active = ActiveRun(
         lease=lease,
@@ -741,7 +740,7 @@ def _start(
     if call.parent is None:
         asked = call.explicit or call.anew or not isinstance(call.callee.workflow, Definition)
         look_beside(call.store, journal.seal, facts, call.callee, is_asked_for=asked)
-    trace = tracing.begin(facts, facts.trace, current_scope())
+    trace = observers.begin_trace(facts, facts.trace, current_scope())
     started, facts = started._replace(trace=trace), facts._replace(trace=trace)
     # Usually not durable: losing the record costs nothing, and the first step's commit includes it.
     journal.append((started, payload), durable=call.callee.promised, head=facts)

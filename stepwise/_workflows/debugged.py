@@ -37,7 +37,7 @@ from stepwise._journal.journal import facts_of, read_on
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, RunFacts
 from stepwise._rewrite.build import build
-from stepwise._rewrite.positions import following_line
+from stepwise._rewrite.source import following_line
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count, is_ours, kernel_shell, printable, shell_word
 from stepwise._values import codec

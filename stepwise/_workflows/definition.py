@@ -20,8 +20,7 @@ from stepwise._identity.module_names import (
     place_of,
 )
 from stepwise._rewrite.build import UnsupportedError, build
-from stepwise._rewrite.positions import fingerprint
-from stepwise._rewrite.source import FunctionNode, Source, capture, decorators_of
+from stepwise._rewrite.source import FunctionNode, Source, capture, decorators_of, fingerprint
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple

@@ -51,8 +51,7 @@ from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import deaths_of
 from stepwise._runs.run import Run
 from stepwise._runtime import settings
-from stepwise._runtime.event import Event
-from stepwise._runtime.events import listen
+from stepwise._runtime.event import Event, on_event
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import start_apart
 from stepwise._runtime.messages import reports
@@ -323,7 +322,7 @@ class RunOutput:
             make_private(self._folder)
         self._before = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = _PrintedBy(sys.stdout, self), _PrintedBy(sys.stderr, self)
-        self._end = listen(self._note)
+        self._end = on_event(self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -28,7 +28,7 @@ from stepwise._journal.projection import Calls
 from stepwise._journal.records import SUBMITTED, Call, Interrupted, RunFacts, Suspended
 from stepwise._journal.seal import Seal
 from stepwise._rewrite.transform import Rewritten
-from stepwise._runtime import asyncio_state, clock, tracing
+from stepwise._runtime import asyncio_state, clock, observers
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import start_apart
 from stepwise._runtime.interrupts import sigterms
@@ -343,11 +343,11 @@ class _Ownership:
         self._before = active_run.current_scope()
         active_run.scope_variable.set(active_run.Scope(self.active))
         joins()
-        self._leave = tracing.enter(self.active.run_id)
+        self._leave = observers.enter_run(self.active.run_id)
 
     def leave_scope(self) -> None:
         if self._leave is not None:
-            tracing.leave(self._leave)
+            observers.leave(self._leave)
             self._leave = None
         if self._before is not _OUTSIDE:
             active_run.scope_variable.set(self._before)
@@ -726,7 +726,7 @@ def _record_suspension(active: active_run.ActiveRun) -> None:
 def _ring_if_suspended(active: active_run.ActiveRun) -> None:
     """Wake the processes that continue suspended runs if this run is suspended."""
     if active.facts.status == "suspended" and active.parent is None:
-        from stepwise._journal.log import Bell  # on use: few runs suspend
+        from stepwise._journal.logs import Bell  # on use: few runs suspend
 
         Bell(active.journal.store, active.journal.seal).ring(active.run_id)
 

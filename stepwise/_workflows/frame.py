@@ -56,15 +56,14 @@ from stepwise._identity.clients import has_key, is_client
 from stepwise._identity.identity import captured
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._matching.pool import Pool
-from stepwise._rewrite.bound_once import Made
 from stepwise._rewrite.build import names_within
 from stepwise._rewrite.frame import Frame, visited_in
-from stepwise._rewrite.positions import handler_at, prefix_fingerprint
-from stepwise._rewrite.source import FunctionNode
+from stepwise._rewrite.source import FunctionNode, handler_at, prefix_fingerprint
+from stepwise._rewrite.statements import Made
 from stepwise._rewrite.transform import Point, Rewritten
-from stepwise._runtime.events import heard
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import Once, count, file_name, notice, reports, warn
+from stepwise._runtime.observers import heard
 from stepwise._runtime.system_limits import stopped
 from stepwise._values.codec import PYTHON
 from stepwise._values.digest import cell_content, digest

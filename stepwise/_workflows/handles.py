@@ -40,8 +40,8 @@ from stepwise._execution.message_watcher import RunWatch, watcher
 from stepwise._execution.outcomes import RunInputs, load_inputs
 from stepwise._execution.process_memory import known_workflow, known_workflows, names_of
 from stepwise._execution.suspension import suspended_text
-from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import facts_of, is_ready, open_head, read_entries, seal_for
+from stepwise._journal.logs import Inbox
 from stepwise._journal.projection import is_only_submitted
 from stepwise._journal.records import RunFacts
 from stepwise._journal.seal import Seal

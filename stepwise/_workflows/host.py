@@ -50,7 +50,7 @@ from stepwise._identity.module_names import file_of, other_names, place_of
 from stepwise._journal import journal as journals
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import describe_owner
-from stepwise._journal.log import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
+from stepwise._journal.logs import SESSIONS, THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import Entry, Forgotten, Resumed, RunFacts
 from stepwise._journal.seal import DamagedError, Seal, named

@@ -35,7 +35,7 @@ from typing import Any
 
 from stepwise._calls.steps import step_of
 from stepwise._execution.waits import may_wait
-from stepwise._rewrite.statement_calls import Ahead
+from stepwise._rewrite.statements import Ahead
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count

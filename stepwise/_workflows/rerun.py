@@ -48,7 +48,7 @@ from stepwise._identity.clients import placeholder_keys
 from stepwise._journal.projection import RecordedCall
 from stepwise._journal.records import Call, Entry
 from stepwise._matching.pool import differences as parts_differing
-from stepwise._rewrite.positions import following_line
+from stepwise._rewrite.source import following_line
 from stepwise._runs.paths import Difference as ValueDifference
 from stepwise._runs.paths import differences
 from stepwise._runs.replica import Replica, Variables, from_data, in_memory, taken_from

@@ -30,7 +30,7 @@ from stepwise._identity.identity import random_id
 from stepwise._identity.module_names import file_of
 from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease
-from stepwise._journal.log import QUEUE, Bell
+from stepwise._journal.logs import QUEUE, Bell
 from stepwise._journal.records import RunFacts, RunWait, Started, Suspended
 from stepwise._runs.messages import refuse_in_branch
 from stepwise._runs.run import Run, current_step

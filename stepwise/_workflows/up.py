@@ -43,7 +43,7 @@ from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._journal.journal import newest_mark, read_head
 from stepwise._journal.lease import Lease, describe_owner, supervisor_name
-from stepwise._journal.log import QUEUE, Bell
+from stepwise._journal.logs import QUEUE, Bell
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import DEADLY, deaths_of
 from stepwise._runs.maintenance import Retention

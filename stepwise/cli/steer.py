@@ -17,7 +17,7 @@ import stepwise
 from stepwise import Run
 from stepwise._display.render import question_text
 from stepwise._display.terminal import Word
-from stepwise._journal.signatures import make_key
+from stepwise._journal.persons import make_key
 from stepwise._runs import starting
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.questions import Decision, RunQuestions, give_answer

@@ -30,7 +30,7 @@ from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import notice
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise._workflows.host import THREADS, HostStore, LogEnd, LogIndex, SealedLog
 from stepwise.stores import Store, open_store
 

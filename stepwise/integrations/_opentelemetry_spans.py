@@ -4,7 +4,7 @@ Metrics are made from the events alone, so they cost nothing between events.  Na
 ``gen_ai`` follow OpenTelemetry's conventions for generative AI.
 
 The span of a run begins before the run's first record, which holds the span's place in the trace.
-Where code of the run or a step's body is executed, the hooks of :mod:`stepwise._runtime.tracing`
+Where code of the run or a step's body is executed, the hooks of :mod:`stepwise._runtime.observers`
 make the span current.  The events say how runs and steps ended.
 
 Rejected: a span for each first attempt.  It would double the spans of ordinary runs.
@@ -212,7 +212,7 @@ class _TracedRun:
 
 
 class Spans:
-    """The tracer of the process; see :class:`stepwise._runtime.tracing.Tracer`.
+    """The tracer of the process; see :class:`stepwise._runtime.observers.Tracer`.
 
     Args:
         tracer: of OpenTelemetry.

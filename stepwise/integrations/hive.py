@@ -55,8 +55,7 @@ from stepwise._workflows import host
 from stepwise._workflows.host import DamagedError, HostedRun, HostProgram, HostStore, Recall, Step
 from stepwise.errors import ConfigurationError, CorruptStoreError, DigestError, RunStopped
 from stepwise.stores import Store, open_store
-from stepwise.stores._files import sync
-from stepwise.stores._locks import exclusively
+from stepwise.stores._files import exclusively, sync
 
 _FIRST, _LAST = "stepwise_sha256", "stepwise_sealed"
 _HEAD = b'{"%s": "' % _FIRST.encode()

@@ -20,7 +20,7 @@ from stepwise._calls.steps import step
 from stepwise._identity.clients import identity
 from stepwise._runs.run import current_step
 from stepwise._runtime import settings
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise._workflows.host import SESSIONS, HostStore, LogEnd, LogIndex, SealedLog
 from stepwise.errors import ConfigurationError, CorruptStoreError
 from stepwise.stores import Store, open_store

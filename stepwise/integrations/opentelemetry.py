@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stepwise._runtime import tracing
-from stepwise._runtime.events import listen
+from stepwise._runtime import observers
+from stepwise._runtime.event import on_event
 from stepwise.integrations._supported import require
 
 __all__ = ["instrument", "uninstrument"]
@@ -51,12 +51,12 @@ def instrument(
     counts = Metrics(metrics.get_meter("stepwise", version, meter_provider))
     tracer = trace.get_tracer("stepwise", version, tracer_provider)
     spans = Spans(tracer, counts, content=capture_content)
-    tracing.set_tracer(spans)
+    observers.set_tracer(spans)
     _ends.extend(
         (
-            listen(spans.on_event),
-            listen(counts.on_event),
-            lambda: tracing.set_tracer(None),
+            on_event(spans.on_event),
+            on_event(counts.on_event),
+            lambda: observers.set_tracer(None),
             spans.end_all,
         )
     )

@@ -19,8 +19,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from stepwise import errors
 from stepwise._journal.lease import Lease
 from stepwise._runs.maintenance import Census
-from stepwise._runtime.event import Event
-from stepwise._runtime.events import listen
+from stepwise._runtime.event import Event, on_event
 from stepwise._workflows.up import Supervisor
 from stepwise.integrations._supported import require
 from stepwise.stores import Store
@@ -259,7 +258,7 @@ def pages(
         quick.append(store if for_pages is None else for_pages(to_read=False))
     metrics = ProcessMetrics(registry)
     registry.register(StoreCollector(quick, supervisor))
-    listen(metrics.on_event)
+    on_event(metrics.on_event)
     return {
         "/metrics": lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry)),
         "/healthz": lambda: (200, TEXT, b"alive\n"),

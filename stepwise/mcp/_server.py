@@ -10,7 +10,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 
-from stepwise._journal.inbox import acting_as, this_person
+from stepwise._journal.persons import acting_as, this_person
 from stepwise._runs.maintenance import check_there
 from stepwise._runtime import settings
 from stepwise._runtime.messages import printable

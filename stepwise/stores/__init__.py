@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from stepwise._runtime import settings
 from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import report_misspelled
-from stepwise._runtime.store_urls import public_url, remember_url, with_password
+from stepwise._runtime.settings import public_url, remember_url, with_password
 from stepwise.errors import ConfigurationError
 from stepwise.stores.base import LAST_READER, Batch, Head, Owner, Store
 
@@ -101,9 +101,9 @@ def close_under(folder: str, used: Iterable[Store] = ()) -> None:
             if of_the_test and not any(store is each for each in used):
                 del _open[url]
                 store.close()
-    locks = sys.modules.get("stepwise.stores._locks")
-    if locks is not None:
-        locks.close_lock_files(os.path.realpath(folder))
+    files = sys.modules.get("stepwise.stores._files")
+    if files is not None:
+        files.close_lock_files(os.path.realpath(folder))
 
 
 def _suffix(home: str) -> str:

@@ -3,7 +3,7 @@
 The URL of a Postgres store has three parts: the parameters of libpq, the public form, and
 stepwise's own settings.
 
-A command that only shows a URL uses ``stepwise._runtime.store_urls``, which needs no psycopg.
+A command that only shows a URL uses ``stepwise._runtime.settings``, which needs no psycopg.
 
 The tables of a Postgres store are made under a lock of the transaction.
 
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import logging
 import random
@@ -47,9 +48,9 @@ from psycopg.types.array import ListBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper
 
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise.errors import ConfigurationError, StoreError
-from stepwise.stores.base import FORMAT, other_format
+from stepwise.stores.base import FORMAT, other_format, to_bytes
 
 # -- postgres url ---------------------------------------------------------------------------------
 
@@ -274,6 +275,20 @@ def _version(connection: psycopg.Connection[Any], schema: str, where: str) -> in
 
 def _statement(text: str) -> Any:
     return text  # psycopg wants literals; the name of the schema was checked
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def hashed(name: str) -> bytes:
+    """Return the hash that replaces an id or a name, with any characters."""
+    return hashlib.blake2b(to_bytes(name), digest_size=16).digest()
+
+
+def channel(schema: str) -> str:
+    """Return the channel that announces the names of writes."""
+    return f"stepwise_{schema}"
 
 
 # -- postgres connections -------------------------------------------------------------------------

@@ -25,8 +25,13 @@ from stepwise._runtime.clock import elapsed
 from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import StoreError
 from stepwise.stores._files import is_alive
-from stepwise.stores._postgres_batches import channel, hashed
-from stepwise.stores._postgres_connections import Connection, Connections, LostError
+from stepwise.stores._postgres_connections import (
+    Connection,
+    Connections,
+    LostError,
+    channel,
+    hashed,
+)
 
 HELD = (
     "greatest(p.beat, pg_postmaster_start_time()) + make_interval(secs => p.lease_seconds) "

@@ -48,8 +48,7 @@ from typing import Any
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.unpickling import Data
-from stepwise.stores._files import flush, sync
-from stepwise.stores._locks import LockFile, lock_file
+from stepwise.stores._files import LockFile, flush, lock_file, sync
 from stepwise.stores.base import Batch, to_bytes
 
 # -- process log ----------------------------------------------------------------------------------

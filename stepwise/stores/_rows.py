@@ -31,18 +31,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import json
 import math
 import os
+import re
 import sqlite3
+import stat
 import time
 import zlib
 from typing import Any, NoReturn, TypeVar
 
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._values.unpickling import Data
-from stepwise.stores._files import IN_FILES, StoreConnection, Values, damaged, sync
+from stepwise._runtime.system_limits import make_private
+from stepwise._values.unpickling import Data, Pieces
+from stepwise.stores._files import StoreConnection, damaged, sync
 from stepwise.stores.base import FORMAT, Batch, Head, Owner, Words, other_format, to_bytes
 
 R = TypeVar("R")
@@ -260,6 +264,108 @@ class WantedDue(NamedTuple):
         return _DUE, [hashed(self.workflow), *(cursor or (-math.inf, 0))]
 
 
+# -- large values in files -----------------------------------------------------------------------
+#
+# A large value has its own file beside the database, which is on the disk before the commit; a row
+# holds the file's name.  A file that cannot be read whole yields ``b""``, which never verifies.  A
+# tampered row leads to no other file.
+
+_IN_FILES = 1 << 20  # bytes; from here on a flushed file is faster than a row (measured)
+_NAME = r"[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{28}\.val"
+
+
+class _Values:
+    """The value files of a folder, and the files that the open transaction made or gave up."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._fresh: list[str] = []
+        self._doomed: list[object] = []
+
+    def write(self, value: Data) -> str:
+        """Write a new file durably; return its name."""
+        digits = os.urandom(16).hex()
+        name = f"{digits[:2]}/{digits[2:4]}/{digits[4:]}.val"
+        self._fresh.append(name)
+        _write_file(os.path.join(self._folder, name), value, self._folder)
+        return name
+
+    def read(self, name: object, size: object) -> bytes:
+        """Return the bytes of a file; ``b""`` if it is missing, of another size, or not a value."""
+        if _is_ours(name):
+            path, flags = os.path.join(self._folder, str(name)), os.O_NONBLOCK | os.O_NOFOLLOW
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+                with open(descriptor, "rb") as file:
+                    about = os.fstat(descriptor)  # a pipe or device would never end
+                    if stat.S_ISREG(about.st_mode) and about.st_size == size:
+                        return file.read()
+        return b""
+
+    def give_up(self, name: object) -> None:
+        """Delete this file after the commit, when no row names it."""
+        self._doomed.append(name)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        self._fresh, self._doomed = [], []
+
+    def keep(self) -> None:
+        """Complete a committed transaction: delete the files that it gave up."""
+        self._fresh = []
+        while self._doomed:
+            self._remove(self._doomed.pop())
+
+    def undo(self) -> None:
+        """Undo a transaction: delete its new value files, and keep the replaced files."""
+        self._doomed = []
+        while self._fresh:
+            self._remove(self._fresh.pop())
+
+    def _remove(self, name: object) -> None:
+        if _is_ours(name):
+            path = os.path.join(self._folder, str(name))
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            with contextlib.suppress(OSError):  # its folders hold other files
+                os.removedirs(os.path.dirname(path))
+
+
+def _is_ours(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(_NAME, name) is not None
+
+
+def _write_file(path: str, value: Data, top: str) -> None:
+    """Write a new file under the folder ``top``, durably; leave nothing of it on failure."""
+    folder = os.path.dirname(path)
+    descriptor = _created(path)
+    try:
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            for view in value.views if isinstance(value, Pieces) else (memoryview(value),):
+                _write(file, view)
+            os.fsync(file.fileno())
+        for each in (folder, os.path.dirname(folder), top):
+            sync(each)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+
+
+def _write(file: io.FileIO, view: memoryview) -> None:
+    while view:
+        view = view[file.write(view) :]
+
+
+def _created(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for _ in range(100):
+        make_private(os.path.dirname(path))
+        with contextlib.suppress(FileNotFoundError):  # another process removed its last file
+            return os.open(path, flags, 0o600)
+    return os.open(path, flags, 0o600)
+
+
 # -- the database ---------------------------------------------------------------------------------
 #
 # A process has one connection to a database, and uses it only under the store's lock.
@@ -293,7 +399,7 @@ _OF_CACHE: dict[str, object] = {  # all settings of a diskcache
     "sqlite_journal_mode": "wal",
     "sqlite_mmap_size": 0,
     "sqlite_synchronous": _NORMAL,  # for some 20 commits while it opens
-    "disk_min_file_size": IN_FILES,
+    "disk_min_file_size": _IN_FILES,
     "disk_pickle_protocol": 5,  # nothing is pickled
 }
 _HEADS = (
@@ -374,7 +480,7 @@ class Rows:
     _durable = False
 
     def __init__(self, folder: str, path: str, *, to_read: bool = False) -> None:
-        self.values, self.to_read = Values(path), to_read
+        self.values, self.to_read = _Values(path), to_read
         self._folder, self._path = folder, path
         self._file = os.path.join(folder, CACHE)
         try:
@@ -620,7 +726,7 @@ class Rows:
 
     def set(self, key: str, value: Data) -> None:
         row: tuple[object, ...]
-        if len(value) >= IN_FILES:
+        if len(value) >= _IN_FILES:
             insert, row = _INSERT_LARGE, (key, len(value), self.values.write(value))
         else:  # sqlite3 would look for an adapter of bytes, which takes longer than a copy
             insert, row = _INSERT_SMALL, (key, bytearray(bytes(value)))
@@ -684,7 +790,7 @@ class Rows:
 
     def _replace(self, old: str, key: str, data: Data) -> bool:
         """Write a value instead of the value of another key, or of the same one."""
-        if len(data) >= IN_FILES:
+        if len(data) >= _IN_FILES:
             return False
         row = key, MODE_RAW, bytearray(bytes(data)), old
         return bool(self._con.execute(_REPLACE, row).rowcount)

@@ -19,7 +19,7 @@ A store may have more methods:
 
 - ``changes(name)`` returns how often any process wrote under a name that ends with a colon, since
   this process began to listen.  The result is ``None`` while the store would miss such a write.
-  With this method, a caller need not poll (see ``_journal.log``).
+  With this method, a caller need not poll (see ``_journal.logs``).
 - ``newest_heads(*, unfinished=False, words=(), before="", prefix="")`` yields the heads, newest run
   first, so that a page of a long listing does not read all of them.  With ``words``, it yields only
   the heads that have one text of each group in their words.  With ``before``, it begins after the

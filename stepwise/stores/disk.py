@@ -27,16 +27,18 @@ from stepwise._runtime.system_limits import stopped
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._files import (
     Copy,
+    LockFile,
     Marks,
     check_folder,
     check_path,
+    guarded,
     is_alive,
+    lock_file,
     make_folder,
     store_error,
     unwritable,
 )
 from stepwise.stores._group_commit import Wanted, error_of, for_several, refused
-from stepwise.stores._locks import LockFile, guarded, lock_file
 from stepwise.stores._process_log import (
     LARGEST_BATCH,
     FolderLogs,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import json
 import math
@@ -30,19 +31,13 @@ from stepwise._runtime.forks import cached, forget_in_child
 from stepwise._runtime.interrupts import Uninterrupted
 from stepwise.errors import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores._group_commit import Wanted, for_several
-from stepwise.stores._postgres_batches import (
-    HeldLease,
-    RunBatch,
-    hashed,
-    post_batch,
-    send_batches,
-    send_deletion,
-    to_text,
-)
 from stepwise.stores._postgres_connections import (
     Connection,
     Connections,
     ServerFacts,
+    Statement,
+    channel,
+    hashed,
     parsed,
     server_facts,
 )
@@ -63,8 +58,8 @@ _TRIES = 20
 _LARGEST_POSTED = 256 << 10  # maximum size of a posted batch, in bytes
 _UNKNOWN = 0  # instead of the epoch of an acquisition without an answer
 _EPOCHS = 10_000  # maximum number of runs whose epochs are kept in memory
-
-_Send = Callable[[Connection, str, int, list[RunBatch]], set[int]]
+_KEPT = 32 << 20  # bytes of a run's batches to keep until they are flushed
+_MANY_KEPT = 1000  # batches of a run to keep until then
 
 
 class _LeaseRow(NamedTuple):
@@ -81,6 +76,105 @@ class _LeaseRow(NamedTuple):
     owner: Owner | None
     lives: bool
     is_dead: bool
+
+
+class _HeldLease:
+    """A lease that this process holds.
+
+    Attributes:
+        turn: the number of the last batch; ``None`` while a write has no answer.
+        unsure: whether a write failed, and may be done, or still be under way.
+        unanswered: whether the last batch was posted, and has no answer so far.
+        lock: held while a turn is begun.
+        is_empty: whether the lease is new and nothing has been written.  There is nothing to read
+            then, which saves a new run half of its requests.
+    """
+
+    __slots__ = (
+        "_kept",
+        "_size",
+        "_until",
+        "epoch",
+        "is_empty",
+        "lock",
+        "owner",
+        "run",
+        "turn",
+        "unanswered",
+        "unsure",
+    )
+
+    def __init__(self, run: int, epoch: int, owner: Owner) -> None:
+        self.run, self.epoch, self.owner = run, epoch, owner
+        self.turn: int | None = 0
+        self.is_empty = epoch == 1
+        self.unanswered = self.unsure = False
+        self.lock = threading.Lock()
+        self._kept: list[_RunBatch] = []
+        self._size = self._until = 0
+
+    def written(self, batch: _RunBatch, *, flushed: bool, answered: bool = True) -> None:
+        """Note that a batch was written or posted.
+
+        Batches that a crash of the server or a lost connection could take back are kept.
+        """
+        if flushed or batch.size >= _KEPT:
+            self._kept, self._size = [], 0
+        if not flushed and batch.size < _KEPT:
+            # Values may be views of buffers that the program changes.
+            batch.records = {number: bytes(data) for number, data in batch.records.items()}
+            batch.put = {name: bytes(data) for name, data in batch.put.items()}
+            self._kept.append(batch)
+            self._size += batch.size
+            while self._size > _KEPT or len(self._kept) > _MANY_KEPT:
+                self._size -= self._kept.pop(0).size
+        self.turn = self._until = batch.turn + 1
+        self.unsure, self.unanswered = False, not answered
+
+    def skipped(self, turn: int) -> None:
+        """Note that the server is durably at a turn, and no statement is under way."""
+        self._kept, self._size = [], 0
+        self.turn = self._until = turn
+        self.unsure = self.unanswered = False
+
+    def lost(self, turn: int) -> list[_RunBatch] | None:
+        """Return the batches that a server at the given turn lacks.
+
+        Returns:
+            ``None`` if some of them are no longer kept.
+        """
+        until = self._until
+        found = [each for each in self._kept if turn <= each.turn < until]
+        return found if [each.turn for each in found] == [*range(turn, until)] else None
+
+
+class _RunBatch:
+    """The batch of one run, with its bytes collected, so that nothing raises during the sending.
+
+    Attributes:
+        turn: the number of the batch before it.
+        sent: whether the server may have received it.
+        error: the reason why it was not written.
+        size: bytes.
+    """
+
+    __slots__ = ("batch", "error", "held", "put", "records", "run_id", "sent", "size", "turn")
+
+    def __init__(self, run_id: str, held: _HeldLease, batch: Batch) -> None:
+        self.run_id, self.held, self.batch = run_id, held, batch
+        self.error: BaseException | None = None
+        self.records = {number: data for number, data in batch.records if number > batch.prune}
+        self.put = {name: batch.put[name] for name in batch.put}
+        self.size = sum(map(len, self.records.values())) + sum(map(len, self.put.values()))
+        if batch.head is not None:
+            self.size += len(batch.head.data)
+        self.turn, self.sent = 0, False
+
+
+_Send = Callable[[Connection, str, int, list[_RunBatch]], set[int]]
+
+
+# -- the store -------------------------------------------------------------------------------------
 
 
 class PostgresStore:
@@ -116,7 +210,7 @@ class PostgresStore:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, HeldLease] = {}
+        self._held: dict[str, _HeldLease] = {}
         self._acquiring: dict[str, Owner] = {}
         self._epochs: dict[str, int] = {}  # the newest known epochs
         self._to_release: dict[str, int] = {}  # epochs of leases that the server may still have
@@ -148,7 +242,7 @@ class PostgresStore:
         finally:
             self._acquiring.pop(run_id, None)
 
-    def _acquire(self, connection: Connection, me: int, run_id: str, owner: Owner) -> HeldLease:
+    def _acquire(self, connection: Connection, me: int, run_id: str, owner: Owner) -> _HeldLease:
         """Take the lease; each statement names the epoch that it ends.
 
         A statement of a broken connection that arrives late therefore takes nothing.
@@ -167,7 +261,7 @@ class PostgresStore:
                 if len(self._epochs) >= _EPOCHS:
                     self._epochs.clear()
                 self._epochs[run_id] = epoch  # saves a request when the lease is taken again
-                return HeldLease(run, epoch, owner)
+                return _HeldLease(run, epoch, owner)
             found = self._look(connection, run_id)
             if found is not None:
                 if found.process not in (None, me) and found.lives:
@@ -253,25 +347,25 @@ class PostgresStore:
     # -- writing ---------------------------------------------------------------------------------
 
     def write(self, run_id: str, epoch: int, batch: Batch) -> None:
-        each = RunBatch(run_id, self._checked(run_id, epoch), batch)
+        each = _RunBatch(run_id, self._checked(run_id, epoch), batch)
         if not self._post(each):
-            self._write([each], send_batches)
+            self._write([each], _send_batches)
             if each.error is not None:
                 raise each.error
 
     @for_several(write)
     def write_all(self, wanted: Sequence[Wanted]) -> Sequence[BaseException | None]:
         """Write a batch for each of several runs, in a reasonably small number of transactions."""
-        found: list[RunBatch | LeaseLostError] = []
+        found: list[_RunBatch | LeaseLostError] = []
         for run_id, epoch, batch in wanted:
             try:
-                found.append(RunBatch(run_id, self._checked(run_id, epoch), batch))
+                found.append(_RunBatch(run_id, self._checked(run_id, epoch), batch))
             except LeaseLostError as error:
                 found.append(error)
-        self._write_together([each for each in found if isinstance(each, RunBatch)])
-        return [each.error if isinstance(each, RunBatch) else each for each in found]
+        self._write_together([each for each in found if isinstance(each, _RunBatch)])
+        return [each.error if isinstance(each, _RunBatch) else each for each in found]
 
-    def _post(self, each: RunBatch) -> bool:
+    def _post(self, each: _RunBatch) -> bool:
         """Post a batch if it is a checkpoint; return whether it was sent."""
         held, batch = each.held, each.batch
         if (
@@ -289,7 +383,7 @@ class PostgresStore:
             # After any exception from here on, it is unknown whether the batch is written.
             each.turn, each.sent = held.turn or 0, True
             held.turn, held.unsure = None, True
-            return post_batch(connection, self._schema, self._presence.id, each)
+            return _post_batch(connection, self._schema, self._presence.id, each)
 
         with Uninterrupted():
             if not self._connections.post(send):
@@ -298,30 +392,30 @@ class PostgresStore:
         return True
 
     def delete(self, run_id: str, epoch: int) -> None:
-        each = RunBatch(run_id, self._checked(run_id, epoch), Batch())
-        self._write([each], send_deletion)
+        each = _RunBatch(run_id, self._checked(run_id, epoch), Batch())
+        self._write([each], _send_deletion)
         if each.error is not None:
             raise each.error
 
-    def _checked(self, run_id: str, epoch: int) -> HeldLease:
+    def _checked(self, run_id: str, epoch: int) -> _HeldLease:
         held = self._held.get(run_id)
         if held is None or held.epoch != epoch:
             raise LeaseLostError(run_id=run_id)
         held.is_empty = False  # soon
         return held
 
-    def _write_together(self, waiting: list[RunBatch]) -> None:
+    def _write_together(self, waiting: list[_RunBatch]) -> None:
         """Write the batches of several runs, as many in one statement as its size allows."""
-        together: list[RunBatch] = []
+        together: list[_RunBatch] = []
         size = 0
         for each in sorted(waiting, key=lambda each: each.held.run):
             if together and size + each.size > _TOGETHER:
-                self._write(together, send_batches)
+                self._write(together, _send_batches)
                 together, size = [], 0
             together.append(each)
             size += each.size
         if together:
-            self._write(together, send_batches)
+            self._write(together, _send_batches)
 
     def _settle(self, run_id: str, patience: float | None = None) -> bool:
         """Make sure that posted batches are written; return whether there may be data to read."""
@@ -333,7 +427,7 @@ class PostgresStore:
             self._connections.use(lambda each: self._catch_up(each, held), patience=patience)
         return not held.is_empty
 
-    def _write(self, batches: list[RunBatch], send: _Send, patience: float | None = None) -> None:
+    def _write(self, batches: list[_RunBatch], send: _Send, patience: float | None = None) -> None:
         """Write batches with one statement; each batch that was not written gets its own error."""
         left = list(batches)
         try:
@@ -355,7 +449,7 @@ class PostgresStore:
                     each.sent = False
                     self._write([each], send)
 
-    def _try(self, connection: Connection, left: list[RunBatch], send: _Send) -> None:
+    def _try(self, connection: Connection, left: list[_RunBatch], send: _Send) -> None:
         """Write the batches that are not written yet; called again after a lost connection."""
         me = self._presence.id
         if any(each.sent for each in left):
@@ -381,7 +475,7 @@ class PostgresStore:
             each.error = LeaseLostError(run_id=each.run_id)
         left.clear()
 
-    def _resolve(self, connection: Connection, left: list[RunBatch]) -> None:
+    def _resolve(self, connection: Connection, left: list[_RunBatch]) -> None:
         """Find out the outcome of statements that got no answer, or changed nothing."""
         for each in [each for each in left if each.sent]:
             try:
@@ -395,7 +489,7 @@ class PostgresStore:
                 each.held.written(each, flushed=each.batch.durable)
                 left.remove(each)
 
-    def _catch_up(self, connection: Connection, held: HeldLease) -> int | None:
+    def _catch_up(self, connection: Connection, held: _HeldLease) -> int | None:
         """Return the turn of a run on the server, once the server lacks nothing that was written.
 
         This waits for a server process that still executes a statement.  A statement that arrives
@@ -429,17 +523,17 @@ class PostgresStore:
             if not lost:
                 return int(row[0])
             for each in lost:
-                if not send_batches(connection, self._schema, me, [each]):
+                if not _send_batches(connection, self._schema, me, [each]):
                     break  # the statement that was under way has arrived
         return None
 
-    def _begin_turn(self, connection: Connection, each: RunBatch) -> None:
+    def _begin_turn(self, connection: Connection, each: _RunBatch) -> None:
         """Give a batch a turn that no statement under way can have."""
         if each.held.turn is None and not self._skip_turn(connection, each.held):
             each.error = LeaseLostError(run_id=each.run_id)
         each.turn = each.held.turn or 0
 
-    def _skip_turn(self, connection: Connection, held: HeldLease) -> bool:
+    def _skip_turn(self, connection: Connection, held: _HeldLease) -> bool:
         """Skip the turn of a failed write: if the write arrives late, it finds another turn."""
         with held.lock:
             for _ in range(_TRIES):
@@ -497,7 +591,7 @@ class PostgresStore:
             "AND substring(name FROM 1 FOR $3::integer) = $2",
             hashed(run_id), start, len(start),
         )  # fmt: skip
-        return sorted(to_text(name) for (name,) in rows)
+        return sorted(_to_text(name) for (name,) in rows)
 
     def head(self, run_id: str) -> Head | None:
         if not self._settle(run_id):
@@ -686,10 +780,148 @@ def _having(words: Words, numbers: Iterator[int]) -> tuple[str, list[bytes]]:
 def _head(
     _: Any, name: bytes, flow: bytes, finished: bool, words: bytes, due: float | None, data: bytes
 ) -> Head:
-    return Head(to_text(name), to_text(flow), finished, data, to_text(words), due)
+    return Head(_to_text(name), _to_text(flow), finished, data, _to_text(words), due)
 
 
 def _owner(text: str | None) -> Owner | None:
     with contextlib.suppress(ValueError, TypeError):
         return Owner(**json.loads(text or ""))
     return None
+
+
+def _to_text(data: bytes) -> str:
+    """Return the text of bytes from :func:`.base.to_bytes`."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+# -- one statement -------------------------------------------------------------------------------
+#
+# The text of a statement depends only on the tables that it changes, and on whether it changes one
+# row in each.  It is made once, and the server plans it once.  Several rows are arrays, one for
+# each column; one row is a list of parameters, which takes half the time.
+
+_COLUMNS = {
+    "records": "number bigint, data bytea",
+    "objects": "hash bytea, name bytea, data bytea",
+    "deleted": "hash bytea",
+    "pruned": "number bigint",
+    "runs": "name bytea, flow bytea, workflow bytea, finished boolean, data bytea, words bytea, "
+    "due float8",
+    "announced": "hash bytea",
+}
+_KEYS = {"records": "run, number", "objects": "run, hash", "runs": "run"}
+_DELETIONS = {
+    "deleted": ("objects", "t.hash = w.hash"),
+    "pruned": ("records", "t.number <= w.number"),
+}
+
+
+def _send_batches(
+    connection: Connection, schema: str, me: int, batches: list[_RunBatch]
+) -> set[int]:
+    """Write the batches of several runs in one transaction.
+
+    Returns:
+        the runs whose batch was written, since this process still holds their leases.
+    """
+    durable = any(each.batch.durable for each in batches)
+    statements = [_statement(schema, me, each, durable) for each in batches]
+    return {row[0] for row in connection.execute_all(statements)}
+
+
+def _post_batch(connection: Connection, schema: str, me: int, batch: _RunBatch) -> bool:
+    """Send a batch without waiting for the answer; return False behind a pooler."""
+    if connection.direct:
+        connection.post(_statement(schema, me, batch, batch.batch.durable))
+    return connection.direct
+
+
+def _statement(schema: str, me: int, each: _RunBatch, durable: bool) -> Statement:
+    tables = {name: rows for name, rows in _rows_of(each).items() if rows}
+    values: list[Any] = [me, each.held.run, each.held.epoch, each.turn, each.batch.mark]
+    for rows in tables.values():
+        values += rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
+    shape = tuple((name, len(rows) == 1) for name, rows in tables.items())
+    return _statement_text(schema, durable, shape), values
+
+
+def _rows_of(each: _RunBatch) -> dict[str, list[Any]]:
+    batch, head, removed = each.batch, each.batch.head, {*each.batch.delete} - each.put.keys()
+    return {
+        "records": [(number, bytes(data)) for number, data in each.records.items()],
+        "objects": [(hashed(name), to_bytes(name), bytes(data)) for name, data in each.put.items()],
+        "deleted": [(hashed(name),) for name in removed],
+        "pruned": [(batch.prune,)] if batch.prune else [],
+        "runs": [_head_row(head)] if head is not None else [],
+        # Unlike a run's id, a name that is announced ends with a colon.
+        "announced": [(hashed(each.run_id),)] if each.run_id.endswith(":") else [],
+    }
+
+
+def _head_row(head: Head) -> tuple[Any, ...]:
+    name, flow = to_bytes(head.run_id), to_bytes(head.workflow)
+    words = to_bytes(head.words)
+    return name, flow, hashed(head.workflow), head.finished, head.data, words, head.due
+
+
+@functools.lru_cache(maxsize=256)
+def _statement_text(schema: str, durable: bool, tables: tuple[tuple[str, bool], ...]) -> str:
+    """Return a statement of common table expressions, the first of which takes the turn.
+
+    Args:
+        tables: the tables to change, and whether one row in each.
+    """
+    held = (
+        f"held AS (UPDATE {schema}.leases SET turn = turn + 1, "
+        "mark_before = CASE WHEN $5::bytea = '' THEN mark_before ELSE mark END, "
+        "mark = CASE WHEN $5::bytea = '' THEN mark ELSE $5::bytea END "
+        "WHERE run = $2 AND epoch = $3 AND turn = $4 AND holder = $1 RETURNING run)"
+    )
+    ctes = [held]
+    columns, end, numbers = "held.run", "held", itertools.count(6)
+    for name, is_one in tables:
+        names = [each.split()[0] for each in _COLUMNS[name].split(", ")]
+        kinds = [each.split()[1] for each in _COLUMNS[name].split(", ")]
+        given = ", ".join(f"${next(numbers)}::{kind}{'' if is_one else '[]'}" for kind in kinds)
+        rows = f"(VALUES ({given}))" if is_one else f"unnest({given})"
+        rows += f" AS w({', '.join(names)})"
+        if name == "announced":
+            end = f"held, {rows}"
+            columns += f", pg_notify('{channel(schema)}', encode(w.hash, 'hex'))"
+        elif name in _DELETIONS:
+            table, which = _DELETIONS[name]
+            ctes.append(
+                f"{name} AS (DELETE FROM {schema}.{table} t USING held, {rows} "
+                f"WHERE t.run = held.run AND {which})"
+            )
+        else:
+            ctes.append(
+                f"{name} AS (INSERT INTO {schema}.{name} AS t (run, {', '.join(names)}) "
+                f"SELECT held.run, w.* FROM held, {rows} ON CONFLICT ({_KEYS[name]}) "
+                f"DO UPDATE SET {', '.join(f'{each} = excluded.{each}' for each in names)})"
+            )
+    if not durable:
+        columns += ", set_config('synchronous_commit', 'off', true)"
+    return f"WITH {', '.join(ctes)} SELECT {columns} FROM {end}"
+
+
+def _send_deletion(
+    connection: Connection, schema: str, me: int, batches: list[_RunBatch]
+) -> set[int]:
+    """Delete everything of a run except its lease."""
+    (each,) = batches
+    sent = (each.held.run, each.held.epoch, each.turn, me)
+    return {row[0] for row in connection.execute(_deletion(schema), sent, binary=True)}
+
+
+@functools.cache
+def _deletion(schema: str) -> str:
+    ctes = [
+        f"{table} AS (DELETE FROM {schema}.{table} t USING held WHERE t.run = held.run)"
+        for table in ("records", "objects", "runs")
+    ]
+    return (
+        f"WITH held AS (UPDATE {schema}.leases SET turn = turn + 1, mark = NULL, "
+        "mark_before = NULL WHERE run = $1 AND epoch = $2 AND turn = $3 AND holder = $4 "
+        f"RETURNING run), {', '.join(ctes)} SELECT run FROM held"
+    )

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from stepwise._journal.inbox import this_person
+from stepwise._journal.persons import this_person
 from stepwise.ui._view import part_meant
 
 Authorize = Callable[[Request], Any]

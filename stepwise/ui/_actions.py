@@ -32,7 +32,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from stepwise._journal.inbox import acting_as
+from stepwise._journal.persons import acting_as
 from stepwise._journal.summary import open_waits
 from stepwise._runs import starting
 from stepwise._runs.branching import adopt

@@ -32,7 +32,7 @@ from stepwise._runs.run import Run, get_run
 from stepwise._runs.schedules import schedules
 from stepwise._runtime import settings
 from stepwise._runtime.messages import notice
-from stepwise._runtime.store_urls import public_url
+from stepwise._runtime.settings import public_url
 from stepwise.stores import Store, open_store, store_for_pages
 from stepwise.ui import _branches, _pages, _run_page
 from stepwise.ui import _reading as reading

@@ -44,7 +44,7 @@ from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
 from stepwise._journal.journal import entries_of, facts_of, newest_mark, open_head, seal_for
 from stepwise._journal.lease import describe_owner, supervisor_name
-from stepwise._journal.log import Bell
+from stepwise._journal.logs import Bell
 from stepwise._journal.records import OVER, Entry, RunFacts
 from stepwise._journal.summary import kept_summary, open_waits
 from stepwise._runs.branching import BranchRows, in_order, variation_of

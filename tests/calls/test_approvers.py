@@ -14,8 +14,8 @@ from killed import forget_process
 import stepwise
 from stepwise import ApprovalDenied, ConfigurationError, StepNotFoundError, cli, tool, workflow
 from stepwise._calls.approvals import in_full
-from stepwise._journal import signatures as keys
-from stepwise._journal.inbox import Inbox
+from stepwise._journal import persons as keys
+from stepwise._journal.logs import Inbox
 from stepwise._journal.records import Answered, Intent
 from stepwise._journal.run_facts import Questions
 

@@ -20,8 +20,8 @@ from stepwise import ConfigurationError, OutsideRunError, WaitTimeoutError, step
 from stepwise._execution import tasks as other_tasks
 from stepwise._execution.active_run import live_runs
 from stepwise._execution.waits import RunInbox, Taken
-from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal, seal_for
+from stepwise._journal.logs import Inbox
 from stepwise._journal.records import Outcome
 from stepwise._runtime import settings
 from stepwise.stores import open_store

@@ -13,7 +13,7 @@ import stepwise
 from stepwise import StepInDoubtError, StoreError, step, tool, workflow
 from stepwise._identity.identity import digest_part
 from stepwise._runtime import system_limits
-from stepwise.stores import _files, _locks
+from stepwise.stores import _files
 
 
 class Large:
@@ -393,7 +393,7 @@ def test_no_open_files_left(home):
     """A lock or key file that cannot be opened since too many files are open says so."""
     error, path = OSError(errno.EMFILE, "Too many open files"), str(home / "file")
     for told in (
-        _locks._failed(path, error),
+        _files._lock_failed(path, error),
         system_limits.unusable("key file", path, error, "a way"),
     ):
         assert "too many open files: a limit of the process (ulimit -n)" in str(told)

@@ -21,7 +21,7 @@ from sweeping import some
 
 import stepwise
 from stepwise import RunStopped, StepwiseError, step, tool, workflow
-from stepwise._journal import anchors as cells
+from stepwise._journal import seal
 from stepwise._journal.journal import seal_for
 from stepwise._runs.verify import note_restored
 from stepwise._runtime import settings
@@ -288,6 +288,6 @@ def test_what_is_put_back_does_nothing_again(name, tmp_path, tally):
 
 def test_the_sweep_sees_what_is_put_back(tmp_path, monkeypatch):
     """Without what is kept beside the key, the payment of a completed run is made again."""
-    monkeypatch.setattr(cells, "cell_of", lambda *_: None)
+    monkeypatch.setattr(seal, "anchor_cell", lambda *_: None)
     found = harm(tmp_path, told(STORY, tmp_path), "was answered", "completed", "run and mark")
     assert found == {(1, "pay", "ann")}

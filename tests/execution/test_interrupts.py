@@ -139,7 +139,7 @@ def test_the_storm_sees_what_is_repeated():
 # -- many processes ------------------------------------------------------------------------------
 
 NO_LOCKS = """
-from stepwise.stores._locks import LockFile
+from stepwise.stores._files import LockFile
 LockFile.acquire = lambda self, name: True
 """
 

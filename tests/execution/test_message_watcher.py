@@ -14,7 +14,7 @@ from stepwise import StoreError, workflow
 from stepwise._execution import message_watcher
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.message_watcher import Watcher
-from stepwise._journal.log import Bell
+from stepwise._journal.logs import Bell
 from stepwise._journal.seal import ephemeral_seal
 from stepwise.stores import open_store
 

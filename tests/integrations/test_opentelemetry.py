@@ -27,7 +27,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._runtime import tracing
+from stepwise._runtime import observers
 from stepwise.integrations._opentelemetry_spans import Metrics
 from stepwise.integrations.opentelemetry import instrument, uninstrument
 from stepwise.testing import SimulatedCrash, crash_at, fresh_store
@@ -897,7 +897,7 @@ def test_without_an_sdk():
     instrument(trace.NoOpTracerProvider())
     assert agent.options(run_id="plain")("tides") == "sent about tides"
     uninstrument()
-    assert tracing.tracer is None
+    assert observers.tracer is None
 
 
 def test_without_the_library(monkeypatch):

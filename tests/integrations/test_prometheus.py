@@ -19,7 +19,7 @@ from stepwise import Limit, step, tool, workflow
 from stepwise._journal.lease import Lease
 from stepwise._runs import maintenance
 from stepwise._runs.maintenance import Census
-from stepwise._runtime import events, settings
+from stepwise._runtime import observers, settings
 from stepwise._workflows.engines import RunOutput
 from stepwise._workflows.up import Supervisor, Terms
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
@@ -74,7 +74,7 @@ def sleeper(seconds):
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch):
     """What counts in a test counts no more after it."""
-    monkeypatch.setattr(events, "_listeners", ())
+    monkeypatch.setattr(observers, "listeners", ())
     broken.clear()
 
 
@@ -165,9 +165,9 @@ def test_names_are_bounded(monkeypatch):
 
 def test_a_process_that_counts_nothing_has_no_code_for_it():
     """Without metrics no event is made."""
-    assert not events.heard()
+    assert not observers.heard()
     prometheus.pages([store()])
-    assert events.heard()
+    assert observers.heard()
 
 
 # -- runs by status -------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from stepwise._journal import anchors
-from stepwise._journal.anchors import KEY, FileCell
+from stepwise._journal import seal
+from stepwise._journal.seal import CELL_KEY, FileCell
 
 
 class Cells:
@@ -37,12 +37,12 @@ class Cells:
 @pytest.fixture
 def cells(tmp_path, monkeypatch):
     """Cells of a file whose first level has one bucket, so that a few cells take several levels."""
-    monkeypatch.setattr(anchors, "_FIRST", 1)
+    monkeypatch.setattr(seal, "_FIRST", 1)
     return Cells(str(tmp_path / "cells"))
 
 
 def key_of(number):
-    return random.Random(number).randbytes(KEY)
+    return random.Random(number).randbytes(CELL_KEY)
 
 
 def content_of(cells, number):
@@ -64,8 +64,8 @@ def test_cells_are_what_was_put(cells):
         n: known.get(n, b"") for n in range(150)
     }
     size = os.path.getsize(cells.path)
-    assert size % anchors._CELL == 0
-    assert size < 8 * 150 * anchors._CELL
+    assert size % seal._CELL == 0
+    assert size < 8 * 150 * seal._CELL
 
 
 def test_a_removed_cell_is_filled_again(cells):
@@ -86,7 +86,7 @@ def test_processes_add_cells_at_once(tmp_path):
     """No process takes the cell that another one takes at the same time."""
     path, each = tmp_path / "cells", 300
     program = (
-        "import sys\nfrom stepwise._journal.anchors import FileCell\n"
+        "import sys\nfrom stepwise._journal.seal import FileCell\n"
         f"for n in range({each}):\n"
         "    FileCell(sys.argv[1], b'%08d%08d' % (n % 8, int(sys.argv[2]) + n)).put(b'x')"
     )
@@ -176,6 +176,6 @@ def test_a_fork_while_a_cell_is_written(cells, monkeypatch, change):
 
 def test_a_content_that_is_too_long(cells):
     """A content that no cell holds is refused, and nothing is written."""
-    with pytest.raises(ValueError, match=str(anchors._CELL)):
-        cells.put(key_of(1), bytes(anchors._CELL))
+    with pytest.raises(ValueError, match=str(seal._CELL)):
+        cells.put(key_of(1), bytes(seal._CELL))
     assert not os.path.exists(cells.path)

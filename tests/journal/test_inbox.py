@@ -9,11 +9,11 @@ from hypothesis import stateful
 from hypothesis import strategies as some
 
 from stepwise import ConfigurationError, CorruptStoreError
-from stepwise._journal import log as bell
+from stepwise._journal import logs as bell
 from stepwise._journal import seal
-from stepwise._journal.inbox import Inbox, this_person
 from stepwise._journal.journal import inbox_name
-from stepwise._journal.log import Bell
+from stepwise._journal.logs import Bell, Inbox
+from stepwise._journal.persons import this_person
 from stepwise._runtime import messages
 from stepwise.stores import open_store
 

@@ -36,7 +36,6 @@ from stepwise import (
 )
 from stepwise._journal import journal as _journal
 from stepwise._journal import seal as _seal
-from stepwise._journal.anchors import KEY, FileCell, anchor_of, cell_of, drop
 from stepwise._journal.journal import (
     Journal,
     Lost,
@@ -58,7 +57,17 @@ from stepwise._journal.records import (
     RunFacts,
     Started,
 )
-from stepwise._journal.seal import DamagedError, ForeignKeyError, Seal, load_seal
+from stepwise._journal.seal import (
+    CELL_KEY,
+    DamagedError,
+    FileCell,
+    ForeignKeyError,
+    Seal,
+    anchor_cell,
+    anchor_of,
+    drop_anchor,
+    load_seal,
+)
 from stepwise.stores import Batch
 from stepwise.stores.disk import DiskStore
 from stepwise.stores.memory import MemoryStore
@@ -1130,8 +1139,8 @@ def test_two_processes_make_the_folder_of_anchors(tmp_path, monkeypatch):
         mkdir(*args)  # as if the other one had been first
 
     monkeypatch.setattr(os, "mkdir", twice)
-    cell = FileCell(str(tmp_path / "anchors" / "cells"), b"k" * KEY)
-    drop(cell, b"m" * 40)
+    cell = FileCell(str(tmp_path / "anchors" / "cells"), b"k" * CELL_KEY)
+    drop_anchor(cell, b"m" * 40)
     assert cell.get().startswith(b"m" * 40)
 
 
@@ -1139,8 +1148,8 @@ def test_an_anchor_that_is_cut_is_none(tmp_path):
     """Of a run whose anchor is cut off, wherever that is, no anchor is known; the run goes on."""
     store = DiskStore(tmp_path / "store")
     load_seal()  # makes the folder
-    cell = cell_of(store, "run")
-    drop(cell, b"m" * 40)
+    cell = anchor_cell(store, "run")
+    drop_anchor(cell, b"m" * 40)
     assert anchor_of(store, "run").mark == b"m" * 40
     for end in reversed(range(os.path.getsize(cell.path))):
         os.truncate(cell.path, end)

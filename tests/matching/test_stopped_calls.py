@@ -22,7 +22,7 @@ from stepwise._calls import call as perform
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Wait, drive
 from stepwise._execution.flows import Flows
-from stepwise._journal.inbox import acting_as
+from stepwise._journal.persons import acting_as
 from stepwise._journal.records import (
     Call,
     Entry,

@@ -145,7 +145,7 @@ _RESUME = [
 _CODE = [
     _mutant(
         "an edited default goes unnoticed",
-        "_rewrite/positions.py",
+        "_rewrite/source.py",
         "parts = [self.whole(self.node.args)]",
         "parts = []",
         "test_edits.py::test_edited",
@@ -173,14 +173,14 @@ _CODE = [
     ),
     _mutant(
         "an edited finally goes unnoticed",
-        "_rewrite/positions.py",
+        "_rewrite/source.py",
         "parts.append(self.whole(item))",
         "pass",
         "test_edits.py::test_edited",
     ),
     _mutant(
         "an edited branch of a handler goes unnoticed",
-        "_rewrite/positions.py",
+        "_rewrite/source.py",
         "self.whole(stmt)  # a handler is one piece",
         'self.taken(stmt, f"{here}.body[{n}]", entered)',
         "test_edits.py::test_edited",
@@ -281,7 +281,7 @@ _VALUES = [
     ),
     _mutant(
         "a nested function's decorators count to the statement before it",
-        "_rewrite/positions.py",
+        "_rewrite/source.py",
         "Place(path, first_line(node), end",
         "Place(path, node.lineno, end",
         "test_source.py::test_places",
@@ -580,8 +580,8 @@ _LATER = [  # drawn after the others were guarded
     ),
     _mutant(
         "a freed cell is no place for another one",
-        "_journal/anchors.py",
-        "not any(data[place : place + KEY])",
+        "_journal/seal.py",
+        "not any(data[place : place + CELL_KEY])",
         "place >= len(data)",
         "test_file_cells.py::test_a_removed_cell_is_filled_again",
     ),
@@ -723,7 +723,7 @@ _WAITS = [
     ),
     _mutant(
         "a message is lost with the power",
-        "_journal/inbox.py",
+        "_journal/logs.py",
         "at = log.append(epoch, end, [(header, value)]).at",
         "at = log.append(epoch, end, [(header, value)], durable=False).at",
         "test_power_cut.py::test_a_power_cut_while_a_run_is_steered",

@@ -21,11 +21,10 @@ import unittest
 import warnings
 from collections import Counter
 
-from stepwise._rewrite import scope
 from stepwise._rewrite.build import UnsupportedError, build
 from stepwise._rewrite.frame import Frame
 from stepwise._rewrite.source import capture
-from stepwise._rewrite.transform import _Rewriter
+from stepwise._rewrite.transform import FRAME, _Rewriter
 
 mode, tests, *wanted = sys.argv[1:]
 rewritten, made, classes, refused = set(), set(), set(), Counter()
@@ -42,7 +41,7 @@ class Saving(Frame):
 
     def save(self, number, values):
         calls["saved"] += 1
-        assert scope.FRAME in values
+        assert FRAME in values
         values.clear()  # before Python 3.13 they are the frame's, and would outlive a ``del``
 
 

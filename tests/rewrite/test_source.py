@@ -19,8 +19,7 @@ from pythons import interpreter
 from sweeping import some
 
 import stepwise
-from stepwise._rewrite.positions import Points, fingerprint
-from stepwise._rewrite.source import capture, parsed
+from stepwise._rewrite.source import Points, capture, fingerprint, parsed
 
 
 def node_of(source):
@@ -368,7 +367,7 @@ PRINT_ALL = textwrap.dedent(
     package = types.ModuleType("stepwise")
     package.__path__ = [{os.path.dirname(stepwise.__file__)!r}]
     sys.modules["stepwise"] = package
-    from stepwise._rewrite.positions import Points, fingerprint
+    from stepwise._rewrite.source import Points, fingerprint
     for name in sys.argv[1:]:
         with open(name, encoding="utf-8") as file:
             tree = ast.parse(file.read())

@@ -29,9 +29,8 @@ from stepwise import (
 )
 from stepwise._calls.approvals import ApprovedCall
 from stepwise._checkpoints import checkpoints
-from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import COPYING, inbox_name, seal_for
-from stepwise._journal.log import SESSIONS, LogEnd, LogIndex, SealedLog
+from stepwise._journal.logs import SESSIONS, Inbox, LogEnd, LogIndex, SealedLog
 from stepwise._runs import copying
 from stepwise._runs.copying import Copier
 from stepwise.integrations._langgraph_threads import ThreadStore

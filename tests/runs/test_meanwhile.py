@@ -12,7 +12,7 @@ import stepwise
 from stepwise import emit, step, tool, workflow
 from stepwise._checkpoints import checkpoints
 from stepwise._journal.journal import seal_for
-from stepwise._journal.log import THREADS, LogEnd, LogIndex, SealedLog
+from stepwise._journal.logs import THREADS, LogEnd, LogIndex, SealedLog
 from stepwise._journal.schedule_rows import ScheduleRow, ScheduleRows
 from stepwise._runs.maintenance import Census, delete_each, old_runs
 from stepwise._runs.replica import taken_from

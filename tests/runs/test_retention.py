@@ -10,11 +10,10 @@ from harness import Watched, python
 import stepwise
 from stepwise import Limit, Retain, emit, step, workflow
 from stepwise._calls import limited
-from stepwise._journal import anchors
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import StoredLedger, drop_idle_ledgers, ledgers
-from stepwise._runs import maintenance
+from stepwise._runs import maintenance, verify
 from stepwise._runs import run as runs
 from stepwise._runs.maintenance import Retention
 from stepwise._runtime import settings
@@ -164,7 +163,7 @@ def test_a_run_that_is_looked_at_while_it_is_deleted(monkeypatch, capfd):
     stepwise.configure(quiet=False)
     make("a", "b")
     one, other = stepwise.get_run("a"), stepwise.get_run("b")
-    looked, bury, result_of = [], anchors.bury, runs.result_of
+    looked, bury, result_of = [], verify.bury_anchor, runs.result_of
 
     def looking(store, run_id):
         for look in (lambda: one.status, lambda: one.result, one.stream):
@@ -177,7 +176,7 @@ def test_a_run_that_is_looked_at_while_it_is_deleted(monkeypatch, capfd):
         keeping(age=0)
         return result_of(*place)
 
-    monkeypatch.setattr(anchors, "bury", looking)
+    monkeypatch.setattr(verify, "bury_anchor", looking)
     keeping(runs=2)
     assert looked == ["a"] * 3
     assert "acknowledged" not in capfd.readouterr().err

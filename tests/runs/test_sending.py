@@ -23,10 +23,9 @@ from stepwise import (
     workflow,
 )
 from stepwise._checkpoints import checkpoints
-from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal
 from stepwise._journal.lease import Lease
-from stepwise._journal.log import Bell
+from stepwise._journal.logs import Bell, Inbox
 from stepwise._journal.records import Outcome, Refused, RunWait, Suspended, Waiting
 from stepwise._runs import messages as sending
 from stepwise._values import data as schemas

@@ -164,16 +164,16 @@ def test_the_end_of_a_hook():
 def test_nobody_listens(monkeypatch):
     """Where nobody listens, no event is made."""
     from stepwise._runtime import event as _event
-    from stepwise._runtime import events as _events
+    from stepwise._runtime import observers
 
     def never(*args, **kwargs):
         raise AssertionError("an event was made")
 
     monkeypatch.setattr(_event, "Event", never)
-    monkeypatch.setattr(_events._logger, "level", logging.WARNING)
-    _events._logger.manager._clear_cache()
+    monkeypatch.setattr(observers.logger, "level", logging.WARNING)
+    observers.logger.manager._clear_cache()
     assert agent("tides") == "sent about tides"
-    _events._logger.manager._clear_cache()
+    observers.logger.manager._clear_cache()
 
 
 def test_the_log(caplog):

@@ -120,12 +120,12 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
         "stepwise._workflows.frame.Complaints.no_memory": "test_limits.py",
         "stepwise._execution.tasks._report": "test_sigterm.py",
         "stepwise._execution.message_watcher._call": "test_message_watcher.py",
-        "stepwise._runtime.events._tell_once": "test_what_reports_are_made_with_fails",
+        "stepwise._runtime.event._tell_once": "test_what_reports_are_made_with_fails",
         "stepwise._workflows.begin.Starting.warn_of_another": "test_starts.py",
         "stepwise._workflows.submitted._tell_of_memory": "test_submitted.py",
         "stepwise._workflows.submitted._tell_of_script": "test_submitted.py",
         "stepwise._workflows.engines.RunOutput._note": "test_up.py",
-        "stepwise._runtime.tracing.leave": "test_opentelemetry.py",
+        "stepwise._runtime.observers.leave": "test_opentelemetry.py",
     }
     for path in ROOT.glob("_*/*.py"):
         importlib.import_module(f"stepwise.{path.parent.name}.{path.stem}")

@@ -18,7 +18,7 @@ from sweeping import WHOLE, size
 
 from stepwise import LeaseLostError, RunOwnedError, StoreError
 from stepwise.stores import Batch, Head, _process_log, disk
-from stepwise.stores._locks import close_lock_files, lock_file
+from stepwise.stores._files import close_lock_files, lock_file
 from stepwise.stores._process_log import FolderLogs, ProcessLog
 from stepwise.stores._rows import Rows, pack_lease
 from stepwise.stores.disk import DiskStore

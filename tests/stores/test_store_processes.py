@@ -337,8 +337,8 @@ print("written")
 sys.stdin.readline()
 """
 POSIX = """
-from stepwise.stores import _locks
-_locks.has_ofd = lambda: False
+from stepwise.stores import _files
+_files.has_ofd = lambda: False
 """
 
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 import stepwise
 import stepwise.ui
 from stepwise import step, workflow
-from stepwise._journal.inbox import this_person
+from stepwise._journal.persons import this_person
 from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError, StoreError
 from stepwise.stores import Owner, open_store, store_for_pages

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 import stepwise
 from stepwise import cli, step, tool, workflow
-from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import Position, read_entries
+from stepwise._journal.persons import this_person
 from stepwise._journal.records import Compensated, Compensating, Forgotten, Settled, Started
 from stepwise.ui._actions import BadFieldError, FormFields, typed
 

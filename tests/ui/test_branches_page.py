@@ -8,8 +8,8 @@ from browsing import Reading
 
 import stepwise
 from stepwise import step, tool, workflow
-from stepwise._journal.inbox import this_person
 from stepwise._journal.journal import Position, read_entries
+from stepwise._journal.persons import this_person
 from stepwise._journal.records import Adopted, Superseded
 from stepwise.ui import _reading
 from stepwise.ui._live import RunWatcher

@@ -32,19 +32,19 @@ agent()
 OURS = {
     "_calls": "awaitables call driver edited edits steps",
     "_checkpoints": "checkpoints references resources variables",
-    "_execution": ("account active_run flows location outcomes process_memory tasks waits"),
+    "_execution": "account active_run flows location outcomes process_memory tasks waits",
     "_identity": "call_parts clients identity module_names held_parts versions",
-    "_journal": "anchors journal lease projection records seal summary versions",
+    "_journal": "journal lease projection records seal summary",
     "_matching": "pool subjects",
-    "_rewrite": "bound_once build frame positions scope source statement_calls transform",
+    "_rewrite": "build frame source statements transform",
     "_runtime": (
-        "asyncio_state clock events facts forks interrupts messages "
-        "options retention retries settings store_urls system_limits tracing"
+        "asyncio_state clock facts forks interrupts messages observers "
+        "options retries settings system_limits"
     ),
     "_values": "codec data digest preview reducers trees unpickling",
     "_workflows": "begin cancelling definition execute frame outlook resume workflow",
     "errors": "",
-    "stores": "_files _group_commit _locks _process_log _rows base disk",
+    "stores": "_files _group_commit _process_log _rows base disk",
 }
 """The modules that a plain run needs to resume, by their rooms."""
 

@@ -11,9 +11,9 @@ from supervised import Staying, once, supervisor
 import stepwise
 from stepwise import step, workflow
 from stepwise._execution import process_memory
-from stepwise._journal.inbox import Inbox
 from stepwise._journal.journal import Journal, Position, facts_of, seal_for
 from stepwise._journal.lease import Lease
+from stepwise._journal.logs import Inbox
 from stepwise._journal.records import Cancelling, Resumed, RunWait, Suspended
 from stepwise._journal.summary import course_of, deaths_of
 from stepwise._runs.messages import deliver

@@ -1,24 +1,55 @@
-"""Answers signed by an approver's own key, which neither the run nor its agent has.
+"""The persons who act on runs: who is recorded, and answers signed with an approver's own key.
 
-An approver is a public key in the program's text: ``ed25519:BASE64 NAME``.  The signature covers
-everything that the person was shown and said, and the question.  Only ``cryptography`` from the
-extra ``approvers`` verifies signatures; it is imported on use.
+Neither the run nor its agent has the key of an approver.  An approver is a public key in the
+program's text: ``ed25519:BASE64 NAME``.  The signature covers everything that the person was shown
+and said, and the question.  Only ``cryptography`` from the extra ``approvers`` verifies signatures;
+it is imported on use.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from stepwise._journal.records import Waiting
 from stepwise._journal.seal import to_json
 from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import ConfigurationError
+
+_acting: ContextVar[str] = ContextVar("person whom stepwise records", default="")
+
+
+@contextlib.contextmanager
+def acting_as(who: str) -> Iterator[None]:
+    """Record this person, within the block, for what is sent, answered, settled and asked for."""
+    token = _acting.set(who)
+    try:
+        yield
+    finally:
+        _acting.reset(token)
+
+
+def this_person() -> str:
+    """Return who acts: the person of :func:`acting_as`, else ``user@host`` of this process."""
+    if _acting.get():
+        return _acting.get()
+    try:
+        import getpass  # imported on use: it loads a terminal's module
+
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, in a container
+        user = str(os.getuid())
+    return f"{user}@{os.uname().nodename}"
+
+
+# -- approvers -------------------------------------------------------------------------------------
 
 _KIND = "ed25519:"
 

@@ -1,4 +1,7 @@
-"""The one tracer of the process, which makes spans current while code of a run executes.
+"""The observers of runs: listeners of events, and the one tracer of the process.
+
+A listener is a user's callback or a display.  Without listeners, no event is created, and
+``event`` is not loaded.
 
 Events report what happened.  A tracer is also called around it, in the thread or task that executes
 a run or a body, so that spans of the user's code nest below.  Without a tracer, each hook is one
@@ -7,10 +10,44 @@ comparison.  Exceptions of a tracer never reach the run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
+from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import reports
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+Listener = Callable[[Any], object]  # of an event, whose module is not loaded for nothing
+logger = logging.getLogger("stepwise")
+_INFO = logging.INFO
+listeners: tuple[Listener, ...] = ()
+_lock = process_lock()
+
+
+def listen(callback: Listener) -> Callable[[], None]:
+    """Add a listener; see :func:`stepwise.on_event`."""
+    global listeners  # noqa: PLW0603
+    entry: Listener = lambda event: callback(event)  # noqa: E731, PLW0108 -- a new object each time
+    with _lock:
+        listeners = (*listeners, entry)
+
+    def end() -> None:
+        global listeners  # noqa: PLW0603
+        with _lock:
+            listeners = tuple(each for each in listeners if each is not entry)
+
+    return end
+
+
+def heard() -> bool:
+    """Return whether there is any listener; checked before an event is created."""
+    return bool(listeners or logger.isEnabledFor(_INFO))
+
+
+# -- the tracer ------------------------------------------------------------------------------------
 
 Leave = Callable[[BaseException | None], object]
 
@@ -61,7 +98,7 @@ def set_tracer(new: Tracer | None) -> None:
     tracer = new
 
 
-def begin(run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
+def begin_trace(run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str]:
     """Begin the trace of a run that is about to be executed; return the texts to record."""
     if tracer is None:
         return previous
@@ -69,7 +106,7 @@ def begin(run: Any, previous: Mapping[str, str], scope: Any) -> Mapping[str, str
     return begun if begun is not None else previous
 
 
-def enter(run_id: str) -> Leave | None:
+def enter_run(run_id: str) -> Leave | None:
     """Enter the function of a run; see :func:`leave`."""
     return _ask(tracer.enter, run_id) if tracer is not None else None
 
@@ -103,7 +140,7 @@ def trace(execute: Callable[[AttemptT], ResultT], attempt: AttemptT) -> ResultT:
         del error  # no cycle through its traceback
 
 
-def end(run_id: str) -> None:
+def end_trace(run_id: str) -> None:
     """Notify the tracer that a run is over in this process."""
     if tracer is not None:
         _ask(tracer.end, run_id)
