@@ -116,7 +116,7 @@ MAY_IMPORT = {
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
-        "integrations._model_requests integrations._recorded_responses _identity.clients "
+        "integrations._model_protocols integrations._recorded_responses _identity.clients "
         "_workflows.replayed _workflows.rerun"
     ),
 }

@@ -12,8 +12,7 @@ from typing import Any
 from stepwise._runs.run import Run
 from stepwise._runs.steps import StepRecord
 from stepwise.errors import RunNotFoundError
-from stepwise.integrations._model_answers import said_in
-from stepwise.integrations._model_requests import SENDER, ModelRequest
+from stepwise.integrations._model_protocols import SENDER, ModelRequest, said_in
 from stepwise.integrations._recorded_responses import Bodies, body_of, whole_bodies
 
 _EVENTS = re.compile(r"(?<=\n\n)|(?<=\r\n\r\n)")
