@@ -653,10 +653,13 @@ class Exchange:
 
     def ends(self) -> dict[str, Callable[[list[bytes]], bool]]:
         """Return how the end of the answer's stream is recognised, as arguments of ``Streamed``."""
+        response, endpoint = self.response, self.endpoint
         return {
-            "complete": partial(is_whole, self.response),
-            "finishing": partial(is_finishing, self.response),
-            "broken": partial(is_broken, self.response, self.endpoint),
+            "complete": lambda pieces: is_whole(response, decompressed(response, pieces, 1)),
+            "finishing": partial(is_finishing, response),  # asked for each piece
+            "broken": lambda pieces: is_broken(
+                response, endpoint, decompressed(response, pieces, 1)
+            ),
         }
 
     def read_by(self, pieces: Callable[[], Any], close: Callable[[], Any]) -> Any:
