@@ -100,7 +100,7 @@ MAY_IMPORT = {
     "cli": (
         "_display _execution.process_memory _journal.signatures _runs _runtime.system_limits "
         "_runtime.messages _workflows.preflight _workflows.rerun "
-        "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
+        "_workflows.up integrations._model_calls mcp._knowledge"
     ),
     "mcp": (
         "_display.words _journal.inbox _runs _runtime _values.preview ui._access ui._actions "
@@ -108,7 +108,7 @@ MAY_IMPORT = {
     ),
     "ui": (
         "_checkpoints.checkpoints _display _execution _journal _runs _runtime "
-        "integrations._model_calls integrations._prompts"
+        "integrations._model_calls"
     ),
     "http": (
         "_execution.outcomes _execution.process_memory _identity.identity _journal _runs.run "

@@ -40,8 +40,7 @@ from stepwise._runtime.messages import count, printable, shell_word
 from stepwise._runtime.system_limits import open_private
 from stepwise.cli import _command as cli
 from stepwise.errors import escaped
-from stepwise.integrations._model_calls import model_calls
-from stepwise.integrations._prompts import moved_prompt
+from stepwise.integrations._model_calls import model_calls, moved_prompt
 
 # -- look -----------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ Modules, each importing only those before it::
     _model_protocols       the identity of a request to a model, and what an answer says
     _recorded_responses    requests and responses of httpx as recorded values, and back
     instrument             the clients whose requests are recorded steps, and how these are made
-    _model_calls           the model calls of a run, for a file
-    _prompts               where the prompt of a request departs from an earlier one
+    _model_calls           the model calls of a run: for a file, and where a prompt has moved
     openai_agents          conversations of the OpenAI Agents SDK
     pydantic_ai            for users of pydantic-ai: an engine for durable execution
     _langgraph_threads     the checkpoints of threads, and their logs in a store

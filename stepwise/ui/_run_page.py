@@ -39,8 +39,7 @@ from stepwise._runs.steps import (
 )
 from stepwise._runtime.messages import count, shell_word
 from stepwise.errors import UnreadableValueError
-from stepwise.integrations._model_calls import answer_of, request_of
-from stepwise.integrations._prompts import moved_prompt
+from stepwise.integrations._model_calls import answer_of, moved_prompt, request_of
 from stepwise.ui import _branches as branches
 from stepwise.ui import _shell as ui
 from stepwise.ui._pages import doubt, question, stopped
