@@ -1029,7 +1029,7 @@ _PAGE = [
     ),
     _mutant(
         "a run with two dots has an address that browsers change",
-        "ui/_view.py",
+        "ui/_access.py",
         'if part in (".", "..") else text',
         "if False else text",
         "test_actions.py::test_each_run_has_an_address",
