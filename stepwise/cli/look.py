@@ -16,8 +16,7 @@ import click
 
 import stepwise
 from stepwise import RecordedFrame, Run, StepRecord
-from stepwise._display.render import RunShown, question_text, usage_text
-from stepwise._display.stops import why_text
+from stepwise._display.render import RunShown, question_text, usage_text, why_text
 from stepwise._display.terminal import Below, Branch, Column, Terminal, Word, elided, line_of
 from stepwise._display.words import cached_text, duration_text, resume_text, tries_text, when
 from stepwise._runs.branching import existing, origin_of

@@ -14,7 +14,7 @@ import click
 
 import stepwise
 from stepwise import Run, StepRecord
-from stepwise._display.stops import size_text
+from stepwise._display.render import size_text
 from stepwise._display.terminal import Column, Terminal, Word
 from stepwise._runs import maintenance
 from stepwise._runs.copying import Copied, Copier, log_kind_of

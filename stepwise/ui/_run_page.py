@@ -29,8 +29,7 @@ from stepwise._display.markup import (
     table,
     tag,
 )
-from stepwise._display.render import usage_text
-from stepwise._display.stops import said_html
+from stepwise._display.render import said_html, usage_text
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._display.words import counts_text, duration_text
 from stepwise._execution.viewer import look_into
