@@ -551,7 +551,7 @@ ENTERED = {
     # Its head counts what it did, for listings; the versions of its steps are compared.
     "a resume, to the end of its run": 67,
     "an approved tool, its owner's side": 58,  # 57 if the answer comes at once
-    "an instrumented model call": 47,
+    "an instrumented model call": 45,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""
 

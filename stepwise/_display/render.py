@@ -405,11 +405,11 @@ def evaluation_html(rows: Sequence[Mapping[str, Any]], means: Sequence[Mapping[s
 # -- why a run stands where it stands --------------------------------------------------------------
 
 
-_VARIABLES = 8
-_CHANGES = 5
-_NEWEST_STEPS = 5  # steps
-_FRAMES = 4
-_OF_FRAME = 5  # variables
+_WHY_VARIABLES = 8
+_WHY_CHANGES = 5
+_WHY_STEPS = 5
+_WHY_FRAMES = 4
+_FRAME_VARIABLES = 5
 _WHY_WIDTH = 120  # columns, unless the terminal is known
 _VARIABLE_COLUMNS = [
     Column("VARIABLE"),
@@ -421,10 +421,10 @@ _VARIABLE_COLUMNS = [
 
 def why_text(why: Any, terminal: Terminal | None = None) -> str:
     """Return why a run (:class:`stepwise.Why`) stands where it stands, as one screen."""
-    return "\n".join(_lines(why, terminal or Terminal(_WHY_WIDTH)))
+    return "\n".join(_why_lines(why, terminal or Terminal(_WHY_WIDTH)))
 
 
-def _lines(why: Any, terminal: Terminal) -> Iterator[str]:
+def _why_lines(why: Any, terminal: Terminal) -> Iterator[str]:
     width = terminal.width or 1000
 
     def line(text: str, indent: int = 0) -> str:
@@ -444,15 +444,15 @@ def _lines(why: Any, terminal: Terminal) -> Iterator[str]:
         yield from map(line, why.place.numbered.splitlines())
         if why.place.note:
             yield line(f"({why.place.note})")
-    yield from _frames(why.frames, line)
+    yield from _why_frames(why.frames, line)
     if why.status == "completed" and why.newest:
         yield from ("", line(f"the newest steps, of {sum(why.counts.values()):,}:"))
-        yield from (line(step_text(each), 2) for each in why.newest[-_NEWEST_STEPS:])
+        yield from (line(step_text(each), 2) for each in why.newest[-_WHY_STEPS:])
     for child in why.children:
         yield from ("", line(f"child run {child.id}: {child.said}"))
         if child.place is not None and child.place.statement:
             yield line(f"{child.place.file}:{child.place.line}: {child.place.statement}", 2)
-    yield from _variables(why, terminal, line)
+    yield from _why_variables(why, terminal, line)
     yield from (line(f"({each})") for each in why.notes)
     if why.commands:
         yield ""
@@ -472,23 +472,23 @@ def _about(why: Any) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _frames(frames: Sequence[Any], line: Any) -> Iterator[str]:
+def _why_frames(frames: Sequence[Any], line: Any) -> Iterator[str]:
     if len(frames) < 2 and not any(each.variables for each in frames):
         return  # the source shows it
     yield ""
-    for each in frames[-_FRAMES:]:
+    for each in frames[-_WHY_FRAMES:]:
         yield line(f"{os.path.basename(each.file)}:{each.line}, in {each.function}: {each.code}", 2)
-        for name, text in [*each.variables.items()][:_OF_FRAME]:
+        for name, text in [*each.variables.items()][:_FRAME_VARIABLES]:
             yield line(f"{name} = {text}", 6)
 
 
-def _variables(why: Any, terminal: Terminal, line: Any) -> Iterator[str]:
+def _why_variables(why: Any, terminal: Terminal, line: Any) -> Iterator[str]:
     if why.step is None:
         return
     kept = f"{count(why.kept, 'checkpoint')} kept"
     yield ""
     yield line(f"variables after step {why.step}, at {why.position} ({kept}):")
-    shown = why.variables[:_VARIABLES]
+    shown = why.variables[:_WHY_VARIABLES]
     rows = [
         [
             line_of(each.name, 60),
@@ -506,7 +506,7 @@ def _variables(why: Any, terminal: Terminal, line: Any) -> Iterator[str]:
         yield line(f"and {others} smaller ones")
     if why.changes:
         yield line("changed since the checkpoint before it:")
-    for each in why.changes[:_CHANGES]:
+    for each in why.changes[:_WHY_CHANGES]:
         old, new = (text if text is not None else "(none)" for text in (each.old, each.new))
         yield line(f"{each.path}: {old} -> {new}", 2)
 

@@ -14,6 +14,13 @@ from stepwise.cli import _command as cli
 from stepwise.mcp import serve as serve_agents
 from stepwise.ui import serve
 
+
+def _announce(text: str, facts: dict[str, str], *, as_json: bool) -> None:
+    """Print where a server listens, at once: a program may wait for it."""
+    click.echo(json.dumps({**facts, "pid": os.getpid()}) if as_json else text)
+    sys.stdout.flush()
+
+
 # -- ui --------------------------------------------------------------------------------------------
 
 
@@ -55,11 +62,7 @@ def show_page(
     """
 
     def ready(address: str, once: str) -> None:
-        if as_json:
-            click.echo(json.dumps({"address": address, "pid": os.getpid()}))
-        else:
-            click.echo(address)
-        sys.stdout.flush()
+        _announce(address, {"address": address}, as_json=as_json)
         if opens and not as_json and (sys.platform == "darwin" or _has_screen()):
             # A thread: some browsers are waited for.
             threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
@@ -117,11 +120,8 @@ def serve_tools(*, port: int | None, allowed: tuple[str, ...], token: str, as_js
         cli.note("a coding agent starts this: claude mcp add stepwise -- stepwise mcp")
 
     def ready(address: str, needed: str) -> None:
-        if as_json:
-            click.echo(json.dumps({"address": address, "token": needed, "pid": os.getpid()}))
-        else:
-            click.echo(f"{address}\nAuthorization: Bearer {needed}")
-        sys.stdout.flush()
+        told = f"{address}\nAuthorization: Bearer {needed}"
+        _announce(told, {"address": address, "token": needed}, as_json=as_json)
 
     try:
         serve_agents(allowed, port=port, token=token, ready=ready)

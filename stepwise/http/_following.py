@@ -42,7 +42,6 @@ from stepwise.stores import Store
 END = "end"
 """The id of the last event of a run; a browser that reconnects with it is sent away."""
 
-
 Encode = Callable[[list[Any]], Iterator[bytes]]
 """Yields the bytes to send for some items."""
 

@@ -476,7 +476,6 @@ _COUNTING = (
     "x-http-method-override",
 )
 
-
 _CONNECTION = (
     "connection",
     "content-encoding",
@@ -703,8 +702,6 @@ def _kept_answer(form: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _CHARACTERS = 4  # of a text, for a token
-
-
 _OUTPUT = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -1014,8 +1011,6 @@ class _Beginning:
 
 
 _CODEC = Codec("json")
-
-
 _LONGEST = 600.0  # seconds for which a refused request is sent again
 
 
@@ -1205,8 +1200,6 @@ async def _apieces_of(form: Mapping[str, Any]) -> AsyncIterator[bytes]:
 
 # The packages below a client: libraries that send its requests, and their callers.
 _TRANSPORTS = ("http", "urllib", "urllib3", "requests", "aiohttp", "asyncio", "wrapt", "stepwise")
-
-
 _is_first = Once()
 
 
