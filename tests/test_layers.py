@@ -101,7 +101,7 @@ MAY_IMPORT = {
     "cli": (
         "_display _execution.process_memory _journal.persons _runs _runtime.system_limits "
         "_runtime.messages _workflows.engines _workflows.preflight _workflows.rerun "
-        "_workflows.up integrations._model_calls integrations._prompts mcp._knowledge"
+        "_workflows.up integrations._model_calls mcp._knowledge"
     ),
     "mcp": (
         "_display.words _journal.persons _runs _runtime _values.preview ui._access ui._actions "
@@ -109,7 +109,7 @@ MAY_IMPORT = {
     ),
     "ui": (
         "_checkpoints.checkpoints _display _execution _journal _runs _runtime "
-        "integrations._model_calls integrations._prompts"
+        "integrations._model_calls"
     ),
     "http": (
         "_execution.outcomes _execution.process_memory _identity.identity _journal _runs.run "
@@ -117,7 +117,7 @@ MAY_IMPORT = {
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "
-        "integrations._model_requests integrations._recorded_responses _identity.clients "
+        "integrations._model_protocols integrations._recorded_responses _identity.clients "
         "_workflows.rerun"
     ),
 }

@@ -2,5 +2,5 @@
 
 The modules, each importing only from those before it::
 
-    markup terminal words timeline render stops page progress
+    markup terminal words timeline render page progress
 """

@@ -1,4 +1,4 @@
-"""Runs, their steps and open questions as text, and as HTML for notebooks.
+"""Runs, their steps, why they stand, and open questions, as text and as HTML for notebooks.
 
 The HTML needs no outside resources.  It follows the theme of Jupyter or VS Code, and elsewhere the
 theme of the browser.  The style names the class twice, to outrank Jupyter's rules for every table.
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwise._display.markup import Content, Markup, markup, sheet, tag, whole
-from stepwise._display.terminal import Column, Terminal, line_of, one_line
+from stepwise._display.markup import Content, Markup, block, markup, sheet, tag, whole
+from stepwise._display.terminal import Column, Terminal, Word, line_of, one_line
 from stepwise._display.timeline import did, last_span, placed
 from stepwise._display.words import (
     cached_text,
@@ -29,6 +30,7 @@ from stepwise._display.words import (
     when,
 )
 from stepwise._runtime.messages import count, printable, publisher, shell_word
+from stepwise._values.preview import NO_SECRETS
 from stepwise.errors import StepwiseError
 
 # -- render ---------------------------------------------------------------------------------------
@@ -398,6 +400,146 @@ def evaluation_html(rows: Sequence[Mapping[str, Any]], means: Sequence[Mapping[s
         _table(heads, [[*cells[:2], status_of(cells[2]), *cells[3:]] for cells in found]),
         tag("small", f"and {count(more, 'more row')}") if more > 0 else None,
     )
+
+
+# -- why a run stands where it stands --------------------------------------------------------------
+
+
+_WHY_VARIABLES = 8
+_WHY_CHANGES = 5
+_WHY_STEPS = 5
+_WHY_FRAMES = 4
+_FRAME_VARIABLES = 5
+_WHY_WIDTH = 120  # columns, unless the terminal is known
+_VARIABLE_COLUMNS = [
+    Column("VARIABLE"),
+    Column("TYPE"),
+    Column("SIZE", whole=True, right=True),
+    Column("VALUE"),
+]
+
+
+def why_text(why: Any, terminal: Terminal | None = None) -> str:
+    """Return why a run (:class:`stepwise.Why`) stands where it stands, as one screen."""
+    return "\n".join(_why_lines(why, terminal or Terminal(_WHY_WIDTH)))
+
+
+def _why_lines(why: Any, terminal: Terminal) -> Iterator[str]:
+    width = terminal.width or 1000
+
+    def line(text: str, indent: int = 0) -> str:
+        return " " * indent + line_of(text, max(20, width - indent))
+
+    yield terminal.line(line(why.call)[: width - 14], "  ", Word(why.status))
+    yield line(_about(why), 2)
+    yield ""
+    yield printable(why.said, 2000)
+    if why.error and why.error not in why.said:
+        yield printable(why.error, 2000)
+    yield from (line(f"because of {each}") for each in why.because)
+    if why.result:
+        yield line(f"result: {why.result}")
+    if why.place is not None:
+        yield from ("", line(f"{why.place.file}, in {why.place.function}"))
+        yield from map(line, why.place.numbered.splitlines())
+        if why.place.note:
+            yield line(f"({why.place.note})")
+    yield from _why_frames(why.frames, line)
+    if why.status == "completed" and why.newest:
+        yield from ("", line(f"the newest steps, of {sum(why.counts.values()):,}:"))
+        yield from (line(step_text(each), 2) for each in why.newest[-_WHY_STEPS:])
+    for child in why.children:
+        yield from ("", line(f"child run {child.id}: {child.said}"))
+        if child.place is not None and child.place.statement:
+            yield line(f"{child.place.file}:{child.place.line}: {child.place.statement}", 2)
+    yield from _why_variables(why, terminal, line)
+    yield from (line(f"({each})") for each in why.notes)
+    if why.commands:
+        yield ""
+        yield from (f"  {printable(each)}    ({line_of(what, 100)})" for each, what in why.commands)
+
+
+def _about(why: Any) -> str:
+    """Return the run's id, its times, and what it has done and spent."""
+    parts = [
+        f"run {why.id}",
+        f"begun {when(why.created_at)}",
+        f"last change {when(why.updated_at)}",
+        f"steps: {counts_text(why.counts) or 'none'}",
+        f"spent {why.spent}" if f"{why.spent}" else "",
+        f"resumed {why.resumed} times" if why.resumed > 1 else "resumed once" * why.resumed,
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _why_frames(frames: Sequence[Any], line: Any) -> Iterator[str]:
+    if len(frames) < 2 and not any(each.variables for each in frames):
+        return  # the source shows it
+    yield ""
+    for each in frames[-_WHY_FRAMES:]:
+        yield line(f"{os.path.basename(each.file)}:{each.line}, in {each.function}: {each.code}", 2)
+        for name, text in [*each.variables.items()][:_FRAME_VARIABLES]:
+            yield line(f"{name} = {text}", 6)
+
+
+def _why_variables(why: Any, terminal: Terminal, line: Any) -> Iterator[str]:
+    if why.step is None:
+        return
+    kept = f"{count(why.kept, 'checkpoint')} kept"
+    yield ""
+    yield line(f"variables after step {why.step}, at {why.position} ({kept}):")
+    shown = why.variables[:_WHY_VARIABLES]
+    rows = [
+        [
+            line_of(each.name, 60),
+            line_of(each.type, 40)
+            if each.length is None
+            else f"{line_of(each.type, 40)}[{each.length:,}]",
+            size_text(each.size),
+            line_of(each.text, (terminal.width or 480) // 2),  # a table compares longer cells
+        ]
+        for each in shown
+    ]
+    yield from terminal.table(_VARIABLE_COLUMNS, rows) if rows else ()
+    others = len(why.variables) - len(shown) + why.left_out
+    if others:
+        yield line(f"and {others} smaller ones")
+    if why.changes:
+        yield line("changed since the checkpoint before it:")
+    for each in why.changes[:_WHY_CHANGES]:
+        old, new = (text if text is not None else "(none)" for text in (each.old, each.new))
+        yield line(f"{each.path}: {old} -> {new}", 2)
+
+
+def why_html(why: Any) -> str:
+    """Return why a run stands where it stands, as HTML."""
+    return framed(
+        tag("div", tag("b", line_of(why.call, 200)), " ", status_of(why.status)),
+        tag("small", _about(why)),
+        said_html(why),
+        block("\n".join(why_text(why).splitlines()[4:])),  # without what is shown above
+    )
+
+
+def said_html(why: Any) -> Markup:
+    """Return in a sentence what happened."""
+    return tag("p", printable(why.said, 1000), cls="said")
+
+
+def step_text(step: Any) -> str:
+    """Return a step in a line: its number, call, and what came of it."""
+    result = result_text(step)
+    ended = f" -> {result}" if result else ""
+    status = "" if step.status == "completed" else f" {step.status}"
+    text = f"{step.number} {step.name}({step.arguments}){status}{ended}"
+    return NO_SECRETS.cleaned_text(text)
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in words."""
+    if size < 10_000:
+        return f"{size:,} B"
+    return f"{size / 1e3:,.0f} KB" if size < 10_000_000 else f"{size / 1e6:,.0f} MB"
 
 
 # -- asked ----------------------------------------------------------------------------------------

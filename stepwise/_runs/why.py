@@ -21,8 +21,7 @@ from itertools import chain, islice, takewhile
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State, number_of
-from stepwise._display.render import answers_to
-from stepwise._display.stops import step_text, why_html, why_text
+from stepwise._display.render import answers_to, step_text, why_html, why_text
 from stepwise._display.words import ago, duration_text
 from stepwise._execution.budget import Spent
 from stepwise._execution.outcomes import LoadedOutcome, load_inputs

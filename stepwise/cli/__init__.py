@@ -16,7 +16,7 @@ from stepwise.cli._command import main as _main
 from stepwise.cli._command import run as _run
 
 __all__ = ["main", "run"]
-_MODULES = "look steer maintain up learn agents branches cache limits preflight rerun schedules ui"
+_MODULES = "look steer maintain servers up learn changed_code"
 
 
 def run() -> None:

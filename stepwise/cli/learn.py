@@ -1,4 +1,4 @@
-"""Check and learn: explain a name, find problems here, see a run killed and resumed.
+"""Check and learn: explain a name, teach coding agents, find problems here, see a demonstration.
 
 ``stepwise demo`` executes one of the examples on a real git history: the history of the current
 repository, else a small one that is created for the demo.  Nothing is left behind.
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
+from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
@@ -26,7 +27,6 @@ from stepwise._display.terminal import Terminal, Word
 from stepwise._runs.doctor import findings
 from stepwise._runtime.messages import count
 from stepwise.cli import _command as cli
-from stepwise.cli._command import command
 from stepwise.mcp._knowledge import explanation
 
 # -- explain --------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def _filled(text: str) -> str:
     )
 
 
-@command(
+@cli.command(
     "Check and learn",
     "stepwise explain StepInDoubtError\n"
     "stepwise explain STEPWISE_START\n"
@@ -68,13 +68,53 @@ def explain(name: str, *, as_json: bool) -> None:
         cli.say(f"\nattributes: {', '.join(found.facts)}")
 
 
+# -- skill -----------------------------------------------------------------------------------------
+
+
+_SKILLS = ".claude/skills"
+
+
+@cli.command(
+    "Check and learn",
+    f"stepwise skill  # in {_SKILLS}\n"
+    "stepwise skill .agents/skills\n"
+    "stepwise skill ~/.claude/skills --replace",
+    short_help="Write instructions for coding agents.",
+)
+@click.argument("folder", type=click.Path(), default=_SKILLS)
+@click.option("--replace", is_flag=True, help="Replace a file that has another text.")
+def skill(folder: str, *, replace: bool, as_json: bool) -> None:
+    """Write stepwise/SKILL.md into a FOLDER of skills, which coding agents read.
+
+    It says how to decorate a program, and how to mend, test and debug it.
+    """
+    text = files("stepwise.mcp").joinpath("SKILL.md").read_text("utf-8")
+    path = pathlib.Path(folder).expanduser() / "stepwise" / "SKILL.md"
+    try:
+        old = path.read_text("utf-8") if path.exists() else text
+        if old != text and not replace:
+            raise stepwise.ConfigurationError(
+                f"{path} has another text, which is of another version or was edited. To replace "
+                f"it: stepwise skill {shlex.quote(folder)} --replace"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or str(error)) from error
+    if as_json:
+        cli.echo_json({"file": str(path)})
+        return
+    cli.say(str(path))
+    cli.note("coding agents read it when they start")
+
+
 # -- doctor ---------------------------------------------------------------------------------------
 
 
 _STATE = len("warning")
 
 
-@command(
+@cli.command(
     "Check and learn",
     "stepwise doctor\nstepwise doctor --store disk:./runs",
     short_help="Check that stepwise can work here.",
@@ -114,7 +154,7 @@ _SUBJECTS = (
 )
 
 
-@command(
+@cli.command(
     "Check and learn",
     "stepwise demo\nstepwise demo --json  # what the programs print goes to stderr",
 )

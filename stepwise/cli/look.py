@@ -1,4 +1,4 @@
-"""Look at runs: the list, a history, calls in doubt, a page, the difference of two."""
+"""Look at runs: the list, a history, calls in doubt, a page, the difference of two; at limits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import click
 
 import stepwise
 from stepwise import RecordedFrame, Run, StepRecord
-from stepwise._display.render import RunShown, question_text, usage_text
-from stepwise._display.stops import why_text
+from stepwise._display.render import RunShown, question_text, usage_text, why_text
 from stepwise._display.terminal import Below, Branch, Column, Terminal, Word, elided, line_of
 from stepwise._display.words import cached_text, duration_text, resume_text, tries_text, when
 from stepwise._runs.branching import existing, origin_of
 from stepwise._runs.export import first_step, first_variable, html_page
-from stepwise._runs.maintenance import store_url
+from stepwise._runs.maintenance import limits_in_use, store_url
 from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.paths import JSON_ROOM, find, find_recorded, short, short_values, shown
 from stepwise._runs.replica import taken_from, test_of, to_data
@@ -38,8 +37,7 @@ from stepwise._runtime.messages import count, printable, shell_word
 from stepwise._runtime.system_limits import open_private
 from stepwise.cli import _command as cli
 from stepwise.errors import escaped
-from stepwise.integrations._model_calls import model_calls
-from stepwise.integrations._prompts import moved_prompt
+from stepwise.integrations._model_calls import model_calls, moved_prompt
 
 # -- look -----------------------------------------------------------------------------------------
 
@@ -905,3 +903,42 @@ def bisect(run_id: str, *, expression: str, every: bool, as_json: bool) -> None:
     else:
         cli.say(str(found))
     sys.exit(int(found.step is None))
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+@cli.command("Look", "stepwise limits\nstepwise limits --json | jq '.[].waiting'")
+def limits(*, as_json: bool) -> None:
+    """List the limits of the store: what is used of them now, and which runs wait."""
+    found = limits_in_use()
+    if as_json:
+        cli.echo_json([{name: each[name] for name in each if name != "text"} for each in found])
+    elif not found:
+        cli.note(f"no limit was used in {store_url()}")
+    else:
+        columns = [
+            Column("LIMIT"),
+            Column("ALLOWED"),
+            Column("REQUESTS", whole=True, right=True),
+            Column("TOKENS", whole=True, right=True),
+            Column("IN FLIGHT", whole=True, right=True),
+            Column("PAUSED", whole=True, right=True),
+            Column("WAITING"),
+        ]
+        cli.show_table(columns, map(_limit_row, found))
+
+
+def _limit_row(facts: dict[str, Any]) -> list[Any]:
+    waiting = facts["waiting"]
+    first = f"{waiting[0]['run']} since {duration_text(waiting[0]['seconds'])}" if waiting else ""
+    more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+    return [
+        facts["name"],
+        facts["text"],
+        facts["used_requests"] if facts["requests"] is not None else "",
+        facts["used_tokens"] if facts["tokens"] is not None else "",
+        facts["in_flight"],
+        duration_text(facts["paused_seconds"]) if facts["paused_seconds"] else "",
+        first + more,
+    ]

@@ -1,34 +1,37 @@
-"""Steer a run: resume it, run a script, start a fork, debug it, answer what it waits for."""
+"""Steer runs: resume, run, fork, branch, cancel, answer, settle and debug them; schedules."""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 import stepwise
-from stepwise import Run
+from stepwise import Run, RunBranch
 from stepwise._display.render import question_text
-from stepwise._display.terminal import Word
+from stepwise._display.terminal import Column, Word
+from stepwise._display.words import when
 from stepwise._journal.persons import make_key
+from stepwise._runs import schedules as of_store
 from stepwise._runs import starting
+from stepwise._runs.branching import make, to_execute
+from stepwise._runs.maintenance import store_url
 from stepwise._runs.messages import parsed_json
 from stepwise._runs.questions import Decision, RunQuestions, give_answer
 from stepwise._runs.run import listed
-from stepwise._runs.starting import check_start, to_debug
 from stepwise._runtime.messages import count, printable, shell_word
 from stepwise.cli import _command as cli
-from stepwise.cli._command import command
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise resume trip-0573\n"
     "stepwise resume trip-0573 --dry-run  # only print the command\n"
@@ -135,7 +138,7 @@ def execute(
         return code if code >= 0 else 128 - code
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise run agent.py tides\n"
     "stepwise run -m package.module\n"
@@ -177,7 +180,7 @@ def run_script(program: tuple[str, ...], *, as_module: bool, as_json: bool) -> N
 # -- fork ----------------------------------------------------------------------------------------
 
 
-@command(
+@cli.command(
     "Steer",
     "stepwise fork trip-0573 --at 2 --set guests=3\n"
     "stepwise fork trip-0573 --result 'search=\"Hotel Roma\"' --id roma\n"
@@ -209,10 +212,10 @@ def fork(
 
     VALUE is JSON; any other VALUE is taken as text.
     """
-    variables = dict(pair(each, "--set") for each in changes)
+    variables = dict(_pair(each, "--set") for each in changes)
     answers: dict[int | str, Any] = {
         int(step) if step.isdecimal() else step: value
-        for step, value in (pair(each, "--result") for each in results)
+        for step, value in (_pair(each, "--result") for each in results)
     }
     run = cli.find_run(run_id)
     made = run.fork(at=at, run_id=new_id, locals=variables, results=answers, messages=messages)
@@ -225,7 +228,7 @@ def fork(
     cli.note(f"  stepwise resume {shell_word(made.id)}")
 
 
-def pair(text: str, option: str) -> tuple[str, Any]:
+def _pair(text: str, option: str) -> tuple[str, Any]:
     """Return the name and the value of an option ``NAME=VALUE``; the value is JSON or text."""
     name, sign, value = text.partition("=")
     if not sign or not name:
@@ -236,7 +239,111 @@ def pair(text: str, option: str) -> tuple[str, Any]:
         return name, value
 
 
-@command(
+# -- branches --------------------------------------------------------------------------------------
+
+
+@cli.command(
+    "Steer",
+    "stepwise branch trip-0573 --at 2 --set model=small --set model=large\n"
+    "stepwise branch trip-0573 -n 8 --effects collect",
+    short_help="Continue one moment of a RUN many times, without side effects.",
+)
+@cli.run_argument()
+@click.option("--at", metavar="STEP", help="Share the steps up to this one; or FILE:LINE.")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A value of a variable; of several, each makes a branch.",
+)
+@click.option("-n", "count", type=click.IntRange(1), default=1, help="Branches of each kind.")
+@click.option(
+    "--effects",
+    type=click.Choice(["refuse", "collect"]),
+    default="refuse",
+    help="Stop at a side effect, or propose it for adopt.",
+)
+@click.option("--max-workers", type=click.IntRange(1), default=8, help="Programs at a time.")
+def branch(
+    run_id: str,
+    *,
+    at: str | None,
+    changes: tuple[str, ...],
+    count: int,
+    effects: str,
+    max_workers: int,
+    as_json: bool,
+) -> None:
+    """Continue one moment of a RUN several times, each time with other variables.
+
+    VALUE is JSON; any other VALUE is taken as text.  Values of several variables are combined. The
+    program of the RUN is started for each branch; what it prints is left out. Given again, the
+    command goes on with the branches that have not ended.
+    """
+    values = dict[str, list[Any]]()
+    for name, value in (_pair(each, "--set") for each in changes):
+        values.setdefault(name, []).append(value)
+    combined = [
+        dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
+    ]
+    run = cli.find_run(run_id)
+    found = make(run, at, [each for each in combined for _ in range(count)], effects)
+    _execute([each.run for each in found if to_execute(each)], max_workers)
+    if as_json:
+        cli.echo_json(found.rows())
+    else:
+        cli.say(str(found))
+
+
+def _execute(runs: list[Run], most: int) -> None:
+    """Start the program of each run, so many at a time, and wait for all of them."""
+    live = list[subprocess.Popen[bytes]]()
+    try:
+        for run in runs:
+            starting.check_start(run)
+            command, folder = starting.start_command(run)
+            environment = {**os.environ, **starting.environment_for(run)}
+            if len(live) == most:
+                live.pop(0).wait()
+            live.append(
+                subprocess.Popen(  # noqa: S603
+                    command,
+                    cwd=folder or None,
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+    finally:
+        for each in live:
+            each.wait()
+
+
+@cli.command(
+    "Steer",
+    "stepwise adopt trip-0573.1-93f27705",
+    short_help="Go on with a branch instead of its base.",
+)
+@cli.run_argument()
+def adopt(run_id: str, *, as_json: bool) -> None:
+    """Go on with the branch RUN instead of its base, whose other branches are cancelled.
+
+    What it has proposed is asked for from now on: stepwise approve, or stepwise deny.
+    """
+    run = cli.find_run(run_id)
+    RunBranch(run, {}).adopt()
+    if as_json:
+        cli.echo_json(run.to_dict())
+        return
+    cli.say(f"{run.id} goes on instead of {run.forked_from}")
+    cli.say_next(run, waited_for=False)
+
+
+# -- cancel, send, answer, settle ------------------------------------------------------------------
+
+
+@cli.command(
     "Steer",
     "stepwise cancel trip-0573\nstepwise cancel trip-0573 --reason 'the customer called it off'",
     short_help="Cancel a RUN, which then cleans up.",
@@ -525,7 +632,7 @@ def debug(run_id: str | None, *, port: int | None, as_json: bool, **asked: Any) 
         click.confirm(question, abort=True, err=True)
     asked = {name: value for name, value in asked.items() if value is not None}
     with tempfile.TemporaryDirectory(prefix="stepwise-debug-") as folder:
-        request, environment = to_debug(run, folder, port=port or 0, **asked)
+        request, environment = starting.to_debug(run, folder, port=port or 0, **asked)
         code = execute(request.command, request.cwd, environment, as_json=as_json)
         if not os.path.exists(request.sign) and not code:
             cli.note(
@@ -567,4 +674,54 @@ def _check(run: Run, port: int | None, asked: dict[str, Any]) -> None:
                 f"step {number} of run {run.id!r} {why}: only a step that the run would make again "
                 f"can be entered. Its steps: stepwise show {shell_word(run.id)}"
             )
-    check_start(run)
+    starting.check_start(run)
+
+
+# -- schedules -------------------------------------------------------------------------------------
+
+
+_SCHEDULES = [
+    *map(Column, ("SCHEDULE", "EVERY", "NEXT", "NEWEST RUN", "STATUS")),
+    Column("MISSED", whole=True, right=True),
+    Column("NOTE"),
+]
+
+
+@cli.command(
+    "Steer",
+    "stepwise schedules\n"
+    "stepwise schedules pause report\n"
+    "stepwise schedules fire report  # a run now, beside those of the schedule",
+    short_help="List the schedules of the store, pause them, ask for a run.",
+)
+@click.argument("action", type=click.Choice(get_args(of_store.Action)), required=False)
+@click.argument("name", required=False)
+def schedules(action: of_store.Action | None, name: str | None, *, as_json: bool) -> None:
+    """List the schedules of the store: the next instant, the newest run, what was missed.
+
+    NAME is a schedule.  After pause, its instants pass without runs; after resume, it continues
+    with its next instant.  fire asks for a run now, which stepwise up begins, also while the
+    schedule is paused.  forget deletes what the store knows of the schedule; its runs stay, and a
+    program that still has it begins anew with the next instant.
+    """
+    if action is not None and name is None:
+        raise click.UsageError(f"name the schedule: stepwise schedules {action} NAME")
+    if action is not None and name is not None:
+        facts, told = of_store.act(action, name)
+        cli.echo_json(facts) if as_json else cli.note(told)
+        return
+    found, damaged = of_store.schedules()
+    if as_json:
+        cli.echo_json(found)
+    elif found:
+        cli.show_table(_SCHEDULES, map(_schedule_row, found))
+    else:
+        cli.note(f"no schedule was seen by stepwise up in {store_url()}")
+    if damaged:
+        cli.note(f"{count(damaged, 'row')} damaged; stepwise up says which schedules these are")
+
+
+def _schedule_row(facts: dict[str, Any]) -> list[Any]:
+    following = when(facts["next"]) if facts["next"] is not None else ""
+    newest = facts["run"] or "", Word(facts["status"] or "")
+    return [facts["name"], facts["every"], following, *newest, facts["missed"] or "", facts["note"]]

@@ -6,7 +6,7 @@
 
 The modules, each importing only from those before it::
 
-    _events _following _starting _ai_sdk _app
+    _following _ai_sdk _app
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepwise._identity.identity import random_id
-from stepwise.http._events import END, event, json_text
+from stepwise.http._following import END, event, json_text
 
 CHAT = "chat"
 """The tag of a run with the id of its chat."""

@@ -1,4 +1,4 @@
-"""The application: addresses and answers.
+"""The application: addresses and answers, who may ask for them, and what a request may start.
 
 A request reads the store in a thread, never in the event loop.  Nothing is routed by Starlette: a
 run's id may hold a slash, which only the undecoded path tells from the slashes of an address.
@@ -7,39 +7,48 @@ run's id may hold a slash, which only the undecoded path tells from the slashes 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
+import json
 import logging
 import math
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from types import ModuleType
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from stepwise._execution.outcomes import load_inputs
 from stepwise._journal.journal import facts_of, seal_for
-from stepwise._journal.records import OVER
+from stepwise._journal.records import OVER, RunFacts
 from stepwise._runs.run import Run, each_listed
 from stepwise._runs.streaming import RunStream
 from stepwise._runtime import settings
-from stepwise._runtime.options import check_stream
+from stepwise._runtime.options import check, check_stream
+from stepwise._values.data import checked_json, json_bytes, json_schema, parameter_types
 from stepwise._workflows.handles import recover
 from stepwise._workflows.workflow import Workflow
 from stepwise.errors import (
     ConfigurationError,
+    RunBusyError,
+    RunConflictError,
     RunEndedError,
     RunNotFoundError,
     RunStopped,
     StepwiseError,
     StoreError,
+    UnreadableValueError,
 )
 from stepwise.http import _ai_sdk
-from stepwise.http._events import (
+from stepwise.http._following import (
     END,
     Encode,
     EventResponse,
+    Followers,
     NoJsonError,
     cancelled,
     encoder,
@@ -49,9 +58,7 @@ from stepwise.http._events import (
     problem_event,
     server_ends,
 )
-from stepwise.http._following import Followers
-from stepwise.http._starting import Authorization, Startable, Visitor, check_id, json_object, no_run
-from stepwise.stores import open_store
+from stepwise.stores import Store, open_store
 from stepwise.ui._access import place
 
 _LARGEST = 16_000_000  # bytes of a body
@@ -118,7 +125,7 @@ class HttpApp:
         except HTTPException as error:
             return JSONResponse({"error": error.detail}, error.status_code, error.headers)
         except RunNotFoundError as error:  # deleted since it was found
-            return JSONResponse({"error": no_run(error.run_id).detail}, 404)
+            return JSONResponse({"error": _no_run(error.run_id).detail}, 404)
         except StoreError:
             _logger.exception("the store cannot be used: %s", request.url.path)
             text = "the store of the runs cannot be used at the moment"
@@ -162,16 +169,16 @@ class HttpApp:
         Raises:
             HTTPException: there is none with this id, or it is another user's.
         """
-        check_id(run_id)
+        _check_id(run_id)
         visitor = await self._access.visitor(request, run_id, action)
         seal = seal_for(self._store)
         facts = await asyncio.to_thread(facts_of, self._store, seal, run_id)
         if facts is None or not visitor.has(facts):
-            raise no_run(run_id)
+            raise _no_run(run_id)
         try:
             return await asyncio.to_thread(Run(self._store, run_id, seal)._to_go_on)
         except RunNotFoundError as error:  # its adopted branch was deleted
-            raise no_run(run_id) from error
+            raise _no_run(run_id) from error
 
     # -- runs ------------------------------------------------------------------------------------
 
@@ -179,7 +186,7 @@ class HttpApp:
         run_id, name = request.query_params.get("run_id"), _stream_name(request)
         visitor = await self._access.visitor(request, run_id, "start")
         workflow = self._workflows.workflow(label)
-        arguments = await json_object(request, _LARGEST)
+        arguments = await _json_object(request)
         run = await self._workflows.start(visitor, workflow, arguments, run_id)
         if _wants_json(request):
             answer = await asyncio.to_thread(_state, run)
@@ -226,7 +233,7 @@ class HttpApp:
 
     async def _cancel(self, request: Request, run_id: str) -> Response:
         run = await self._run(request, run_id, "cancel")
-        reason = (await json_object(request, _LARGEST)).get("reason", "")
+        reason = (await _json_object(request)).get("reason", "")
         if not isinstance(reason, str):
             raise HTTPException(422, "the reason is a text")
         try:
@@ -234,7 +241,7 @@ class HttpApp:
         except RunEndedError as error:
             raise HTTPException(409, f"the run has ended: {error.status}") from error
         except RunNotFoundError as error:
-            raise no_run(run_id) from error
+            raise _no_run(run_id) from error
         except ConfigurationError as error:
             raise HTTPException(409, str(error)) from error
         return JSONResponse({"run": run_id}, 202)
@@ -244,7 +251,7 @@ class HttpApp:
     async def _start_chat(self, request: Request, label: str) -> Any:
         workflow = self._workflows.workflow(label)
         visitor = await self._access.visitor(request, None, "start")
-        body = await json_object(request, _LARGEST)
+        body = await _json_object(request)
         chat, run_id = _ai_sdk.run_ids(body)
         if chat is None:
             raise HTTPException(422, "the body is that of DefaultChatTransport: id, messages")
@@ -285,9 +292,6 @@ class HttpApp:
         return EventResponse(chunks, reading, _ai_sdk.HEADERS, says_end=False)
 
 
-# -- answers --------------------------------------------------------------------------------------
-
-
 def _closing(send: Any) -> Any:
     """Return a ``send`` that closes the connections of a server that ends.
 
@@ -308,7 +312,7 @@ async def _stream(run: Run, name: str, after: int | None, *, wait: bool = True) 
     except ConfigurationError as error:
         raise _no_offset(str(after)) from error
     except RunNotFoundError as error:
-        raise no_run(run.id) from error
+        raise _no_run(run.id) from error
 
 
 async def _first_group(stream: RunStream, seconds: float | None) -> list[Any]:
@@ -375,6 +379,29 @@ def _json(answer: Mapping[str, Any], what: str) -> Response:
     return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
 
 
+async def _json_object(request: Request) -> dict[str, Any]:
+    """Return the body of a request.
+
+    Raises:
+        HTTPException: the body is not a JSON object, or is too large.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        # A page of another site cannot send this type unless the server allows it.
+        raise HTTPException(415, "send the header Content-Type: application/json")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST:
+            raise HTTPException(413, f"a body has {_LARGEST / 1e6:.0f} MB at most")
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise HTTPException(422, "the body is a JSON object with the arguments by name")
+    return found
+
+
 def _stream_name(request: Request) -> str:
     name = request.query_params.get("stream", "main")
     try:
@@ -398,3 +425,234 @@ def _header(text: str) -> str:
     from urllib.parse import quote
 
     return quote(text, safe="/:@!$&'()*+,;=~-._")
+
+
+# -- who may ask -----------------------------------------------------------------------------------
+
+
+BY = "by"
+"""The tag of a run with the name of the user who started it."""
+
+
+class Authorization:
+    """The permissions of users; see ``authorize`` of :func:`stepwise.http.app`."""
+
+    def __init__(self, authorize: Any) -> None:
+        if not callable(authorize):
+            raise ConfigurationError(
+                f"authorize={authorize!r:.80}: give a function of the request, the run id and the "
+                "action, which returns the name of the user, or True for any run, or False. "
+                "For everybody: authorize=lambda request, run_id, action: True"
+            )
+        self._authorize = authorize
+
+    async def visitor(self, request: Request, run_id: str | None, action: str) -> Visitor:
+        """Return who sends a request.
+
+        Raises:
+            HTTPException: the user may not do that; with 404 if a run is named.
+        """
+        said = self._authorize(request, run_id, action)
+        if inspect.isawaitable(said):
+            said = await said
+        if said is not True and not (isinstance(said, str) and said):
+            if said not in (None, False):
+                raise ConfigurationError(
+                    f"authorize returned {said!r:.80}: it returns a name, True or False"
+                )
+            raise _no_run(run_id) if run_id is not None else HTTPException(403, "not for you")
+        return Visitor(said)
+
+
+class Visitor:
+    """A user who may do what the request asks for.
+
+    Args:
+        name: her name; True if she has all runs.
+    """
+
+    def __init__(self, name: str | bool) -> None:
+        self._name = name
+
+    def has(self, facts: RunFacts) -> bool:
+        """Return whether a run is one of hers."""
+        return self._name is True or facts.tags.get(BY) == self._name
+
+    @property
+    def has_all(self) -> bool:
+        """Return whether all runs are hers."""
+        return self._name is True
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of a run that she starts."""
+        return {BY: self._name} if isinstance(self._name, str) else {}
+
+
+def _no_run(run_id: str) -> HTTPException:
+    """Return the answer for a run that is not there, or is somebody else's."""
+    return HTTPException(404, f"there is no run {run_id!r:.200}")
+
+
+# -- what may be started ---------------------------------------------------------------------------
+
+
+_NOTHING = object()
+_AGAIN = 0.05  # seconds until a run that another request is beginning is looked at again
+_TRIES = 200
+
+
+class Startable:
+    """The workflows that a request may start.
+
+    Raises:
+        ConfigurationError: one of them cannot be started, or its arguments cannot be checked.
+    """
+
+    def __init__(self, given: Iterable[Any], store: Store) -> None:
+        self._store = store
+        self._known: dict[str, Workflow[..., Any]] = {}
+        for each in given:
+            found = vars(each).values() if isinstance(each, ModuleType) else [each]
+            chosen = [each for each in found if isinstance(each, Workflow)]
+            if not chosen:
+                raise ConfigurationError(
+                    f"workflows={each!r:.80}: it is no workflow, and no module that has one"
+                )
+            for workflow in chosen:
+                self._add(workflow)
+
+    def _add(self, workflow: Workflow[..., Any]) -> None:
+        definition = workflow.definition
+        label = definition.label
+        if self._known.setdefault(label, workflow) is not workflow:
+            raise ConfigurationError(
+                f"two workflows are called {label!r}: give one of them @workflow(name=...)"
+            )
+        if definition.is_generator or definition.is_async_generator:
+            raise ConfigurationError(
+                f"{label!r} is a generator, whose items need a consumer in its process: write a "
+                "plain function that says them with stepwise.emit()"
+            )
+        for name, kind in parameter_types(definition.function).items():
+            if name != "return":
+                json_schema(kind, f"the type of the argument {name!r} of {label!r}")
+
+    def workflow(self, label: str) -> Workflow[..., Any]:
+        """Return a workflow by its name.
+
+        Raises:
+            HTTPException: there is none of that name.
+        """
+        if label not in self._known:
+            raise HTTPException(404, f"there is no workflow {label!r:.200}")
+        return self._known[label]
+
+    async def start(
+        self,
+        visitor: Visitor,
+        workflow: Workflow[..., Any],
+        arguments: Mapping[str, Any],
+        run_id: str | None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Start a run, or return the run that has the id.
+
+        Raises:
+            HTTPException: the arguments do not fit, or the id is another call's or another user's.
+        """
+        values = _checked(workflow, arguments)
+        known = {**dict(workflow.definition.options.tags), **(tags or {}), **visitor.tags}
+        options: dict[str, Any] = {"store": self._store, "tags": known, "on_owned": "raise"}
+        options |= {"run_id": run_id} if run_id is not None else {"start": "new"}
+        try:
+            chosen = workflow.options(**options)
+        except ConfigurationError as error:  # the id or a tag
+            raise HTTPException(422, str(error)) from error
+        for _ in range(_TRIES):
+            found = await asyncio.to_thread(self._existing, visitor, workflow, values, run_id)
+            if found is not None:
+                return found
+            _, args, kwargs = workflow.definition.parameters.call_of(values, "")
+            with suppress(RunBusyError, RunConflictError):  # the same request came twice
+                if workflow.definition.is_coroutine:
+                    run = chosen.start(*args, **kwargs).run
+                else:
+                    run = (await asyncio.to_thread(chosen.start, *args, **kwargs)).run
+                if not visitor.has(await asyncio.to_thread(run._facts)):
+                    raise _no_run(run.id)
+                return run
+            await asyncio.sleep(_AGAIN)
+        raise HTTPException(503, f"the run {run_id!r:.200} is just beginning: ask again")
+
+    def _existing(
+        self,
+        visitor: Visitor,
+        workflow: Workflow[..., Any],
+        values: Mapping[str, Any],
+        run_id: str | None,
+    ) -> Run | None:
+        if run_id is None:
+            return None
+        seal = seal_for(self._store)
+        facts = facts_of(self._store, seal, run_id)
+        if facts is None:
+            return None
+        if not visitor.has(facts):
+            raise _no_run(run_id)
+        try:
+            inputs = load_inputs(self._store, seal, facts)
+        except UnreadableValueError as error:
+            raise HTTPException(
+                409, "the arguments of this run cannot be compared: rejoin it by GET"
+            ) from error
+        defaults = workflow.definition.parameters.all_of({})[1]
+        names = {*inputs.values, *values} - {*inputs.missing}
+        differing = [
+            name
+            for name in sorted(names)
+            if not _equal(
+                inputs.values.get(name, defaults.get(name, _NOTHING)),
+                values.get(name, defaults.get(name, _NOTHING)),
+            )
+        ]
+        if facts.workflow != workflow.full_name or differing:
+            which = f", which differs in {', '.join(differing)}" if differing else ""
+            raise HTTPException(409, f"the run id {run_id!r:.200} is another call's{which}")
+        return Run(self._store, run_id, seal)._to_go_on()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
+
+
+def _checked(workflow: Workflow[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call from outside.
+
+    Raises:
+        HTTPException: they do not fit the signature or its types.
+    """
+    definition, values = workflow.definition, dict[str, Any]()
+    kinds = parameter_types(definition.function)
+    try:
+        definition.parameters.bind((), arguments)
+        for name, value in arguments.items():
+            try:
+                values[name] = checked_json(json_bytes(value), kinds.get(name, Any))
+            except ValueError as error:
+                raise TypeError(f"{definition.label}() argument {name!r}: {error}") from None
+    except TypeError as error:
+        raise HTTPException(422, str(error)) from error
+    return values
+
+
+def _check_id(run_id: str) -> None:
+    """Refuse the name of something else in a store.
+
+    Raises:
+        HTTPException: no run has such an id.
+    """
+    try:
+        check("workflow", "", {"run_id": run_id})
+    except ConfigurationError:
+        raise _no_run(run_id) from None

@@ -27,7 +27,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from stepwise._runtime.event import Event
 from stepwise._values.codec import traceback_text
 from stepwise._values.preview import error_text
-from stepwise.integrations._model_requests import MODEL_REQUEST, operation_of
+from stepwise.integrations._model_protocols import MODEL_REQUEST, operation_of
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter

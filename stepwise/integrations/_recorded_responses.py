@@ -344,11 +344,17 @@ def is_failed(response: Any, pieces: list[bytes]) -> bool:
 
 
 def is_broken(response: Any, endpoint: str, pieces: list[bytes]) -> bool:
-    """Return whether a stream of a model's answer ended without announcing its end or an error."""
+    """Return whether a stream of a model's answer ended without announcing its end or an error.
+
+    Args:
+        response: the response of httpx or httpx2.
+        endpoint: the name of the endpoint.
+        pieces: the decompressed pieces of the body.
+    """
     kind = response.headers.get("content-type", "")
     if endpoint not in _ENDING or not ("event-stream" in kind or "ndjson" in kind):
         return False
-    body = _whole_lines(b"".join(decompressed(response, pieces, 1)))
+    body = _whole_lines(b"".join(pieces))
     return _ENDED.search(body) is None and _ERROR.search(body) is None
 
 

@@ -28,7 +28,7 @@ from stepwise._values.preview import preview
 from stepwise._workflows import host
 from stepwise._workflows.host import Step
 from stepwise.errors import ConfigurationError, DigestError, NotRecordableError
-from stepwise.integrations._model_requests import MODEL_REQUEST
+from stepwise.integrations._model_protocols import MODEL_REQUEST
 from stepwise.integrations._supported import does_not_fit, require
 
 __all__ = ["StepwiseDurability"]

@@ -5,7 +5,7 @@ only on request.
 
 The modules, each importing only from those before it::
 
-    _knowledge _answers _looking _evaluation _acting _server
+    _knowledge _evaluation _agent_tools _server
 """
 
 from __future__ import annotations

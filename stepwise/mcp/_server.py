@@ -15,9 +15,7 @@ from stepwise._runs.maintenance import check_there
 from stepwise._runtime import settings
 from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
-from stepwise.mcp._acting import ACTIONS
-from stepwise.mcp._answers import NOTICE, as_json
-from stepwise.mcp._looking import TOOLS, fork
+from stepwise.mcp._agent_tools import ACTIONS, NOTICE, TOOLS, as_json, fork
 from stepwise.stores import open_store
 from stepwise.ui._access import TokenGuard
 from stepwise.ui._server import listen, serve_app

@@ -14,7 +14,7 @@ from stepwise._identity.clients import placeholder_keys
 from stepwise._runtime.messages import count
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_calls import calls_in
-from stepwise.integrations._model_requests import ModelRequest, endpoint_of, read_request
+from stepwise.integrations._model_protocols import ModelRequest, endpoint_of, read_request
 from stepwise.integrations._recorded_responses import (
     canonical,
     library_of,

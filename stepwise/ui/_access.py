@@ -1,4 +1,4 @@
-"""Access to the pages and their actions: token, cookie, Host, Origin, form token.
+"""Addresses of the pages, and access to them: token, cookie, Host, Origin, form token.
 
 A browser sends a cookie to every port of a host, so the cookie's name depends on the secret: two
 servers on one machine do not take each other's cookies.  A cookie with ``SameSite=Strict`` is not
@@ -12,16 +12,16 @@ import hashlib
 import hmac
 import inspect
 import ipaddress
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlencode, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from stepwise._journal.persons import this_person
-from stepwise.ui._view import part_meant
 
 Authorize = Callable[[Request], Any]
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -187,20 +187,6 @@ def _name(host: str) -> str:
         return ""
 
 
-def place(scope: Any) -> tuple[str, list[str]]:
-    """Return where the application is mounted, and the parts of the path below."""
-    above = scope.get("root_path", "").rstrip("/")
-    raw = scope.get("raw_path") or quote(scope["path"]).encode()
-    parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/") if part]
-    if above and f"{scope['path']}/".startswith(f"{above}/"):
-        parts = parts[len([part for part in above.split("/") if part]) :]
-    try:
-        texts = [part.decode("utf-8", "surrogatepass") for part in parts]
-    except UnicodeDecodeError:
-        texts = [part.decode("utf-8", "replace") for part in parts]
-    return quote(above), [*map(part_meant, texts)]
-
-
 def is_loopback(host: str) -> bool:
     """Return whether only this machine reaches a host."""
     try:
@@ -229,3 +215,46 @@ def headers(nonce: str) -> dict[str, str]:
         "Cross-Origin-Resource-Policy": "same-origin",
         "Cache-Control": "no-store",
     }
+
+
+# -- addresses -------------------------------------------------------------------------------------
+
+
+def address(root: str, parts: Iterable[object], query: Sequence[tuple[str, object]] = ()) -> str:
+    """Return the address of a page.
+
+    A browser follows ``..`` in a path, ``%2E%2E`` too, and proxies take ``%2F`` for a slash.  Such
+    parts are quoted by a ``~`` instead.
+
+    Args:
+        root: the path under which the application is mounted, quoted.
+        parts: the parts of the path below.
+        query: the names and values of parameters.
+    """
+    path = "/".join(_quoted(str(part)) for part in parts)
+    return f"{root}/{path}{'?' * bool(query)}{urlencode(query, errors='replace')}"
+
+
+def _quoted(part: str) -> str:
+    text = quote(part, safe="", errors="surrogatepass")
+    text = text.replace("~", "~7E").replace("%2F", "~2F")
+    return text.replace(".", "~2E") if part in (".", "..") else text
+
+
+def _part_meant(part: str) -> str:
+    """Return the part of a path that :func:`address` has quoted, after the percent signs."""
+    return re.sub("~(2E|2F|7E)", lambda found: chr(int(found[1], 16)), part)
+
+
+def place(scope: Any) -> tuple[str, list[str]]:
+    """Return where the application is mounted, and the parts of the path below."""
+    above = scope.get("root_path", "").rstrip("/")
+    raw = scope.get("raw_path") or quote(scope["path"]).encode()
+    parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/") if part]
+    if above and f"{scope['path']}/".startswith(f"{above}/"):
+        parts = parts[len([part for part in above.split("/") if part]) :]
+    try:
+        texts = [part.decode("utf-8", "surrogatepass") for part in parts]
+    except UnicodeDecodeError:
+        texts = [part.decode("utf-8", "replace") for part in parts]
+    return quote(above), [*map(_part_meant, texts)]

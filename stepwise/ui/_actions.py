@@ -30,6 +30,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from stepwise._journal.persons import acting_as
@@ -42,7 +43,6 @@ from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
 from stepwise.stores import Store
 from stepwise.ui._reading import RunReader
-from stepwise.ui._view import ProgramOutput
 
 _logger = logging.getLogger("stepwise.ui")
 
@@ -279,6 +279,23 @@ _TAIL = 64 << 10  # bytes of output that are kept
 _MOST = 1 << 20  # bytes of output, after which only the end is kept
 _PAUSE = 1.0  # seconds between two looks at the size of the output
 _PROGRAMS = 100  # programs whose output is remembered
+
+
+@dataclass(frozen=True)
+class ProgramOutput:
+    """The output of a program that the page has started.
+
+    Args:
+        command: the command line.
+        pid: of the process.
+        exit_code: its exit code; negative for a signal, ``None`` while it runs.
+        text: the end of what it printed, on stdout and stderr.
+    """
+
+    command: str
+    pid: int
+    exit_code: int | None
+    text: str
 
 
 class Programs:

@@ -34,12 +34,12 @@ from stepwise._runtime import settings
 from stepwise._runtime.messages import notice
 from stepwise._runtime.settings import public_url
 from stepwise.stores import Store, open_store, store_for_pages
-from stepwise.ui import _branches, _pages, _run_page
+from stepwise.ui import _pages, _run_page
 from stepwise.ui import _reading as reading
-from stepwise.ui._access import Access, Authorize, RefusedError, headers, place
+from stepwise.ui._access import Access, Authorize, RefusedError, address, headers, place
 from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
 from stepwise.ui._live import RunWatcher
-from stepwise.ui._view import View, address
+from stepwise.ui._shell import View
 
 _LARGEST = 8_000_000  # bytes of a form
 _FIELDS = 10_000  # fields of a form
@@ -243,11 +243,11 @@ class App:
         view, step = self._view(asked, run.id), asked.number("step")
         match rest:
             case []:
-                found = self.reader.branches(run, 0, _branches.FEW)
+                found = self.reader.branches(run, 0, _run_page.FEW)
                 return _html(_run_page.run_page(view, run, step, found), asked)
             case ["branches"]:
                 found = self.reader.branches(run, asked.number("start") or 0, reading.PAGE)
-                return _html(_branches.branches_page(view, run, found), asked)
+                return _html(_run_page.branches_page(view, run, found), asked)
             case ["value"]:
                 if step is None:
                     raise BadFieldError("the address of a value names its step: ?of=locals&step=3")

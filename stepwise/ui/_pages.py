@@ -27,7 +27,8 @@ from stepwise._runs.run import Run
 from stepwise._runs.steps import StepRecord, StoppedCall, duration_of
 from stepwise._runtime.messages import count
 from stepwise.ui import _shell as ui
-from stepwise.ui._view import Matters, RunRow, Spending, SpendingRow, View
+from stepwise.ui._reading import Matters, RunRow, Spending, SpendingRow
+from stepwise.ui._shell import View
 
 # -- runs -----------------------------------------------------------------------------------------
 

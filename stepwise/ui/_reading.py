@@ -1,13 +1,12 @@
-"""Rows of runs, the inbox, searches and spending, read from a store.
+"""What the pages show of a store: rows of runs, open matters, searches, spending.
 
 A head says almost everything of a run that has ended.  Of an unfinished run the journal is read,
 and what it says is kept for as long as its head and its marks stay the same.  A request reads
 journals for a tenth of a second at most, the newest runs first; the next request continues from
 there.
 
-The search field: its words, and a page of the runs that they find.
-
-A word finds itself in a run's name, arguments, id, error and tags.  The other words are::
+A word of the search field finds itself in a run's name, arguments, id, error and tags.  The other
+words are::
 
     status:crashed workflow:agent tag:customer=ann since:2d error:timeout cost:>1 tokens:>5000
     id:trip children:yes
@@ -16,8 +15,6 @@ All of them have to hold.  Quotes keep a text with spaces together: ``error:"tim
 
 Listings find a status, a workflow and tags by an index; anything else opens every head.  So a
 search looks for a fraction of a second, and its page says how far back that went.
-
-The spending of the runs of a store, by workflow, model, day or tag.
 
 The head of a run that ended says what it has spent, its child runs included.  Models are named by
 the records of steps only.  Both are read for a tenth of a second, the newest runs first; the page
@@ -35,8 +32,8 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from stepwise._display.words import seconds_in
@@ -52,12 +49,118 @@ from stepwise._runs.messages import messages_of
 from stepwise._runs.overview import overview
 from stepwise._runs.questions import RunQuestions
 from stepwise._runs.run import Listed, Run, each_listed, newest_heads, number_of_runs
-from stepwise._runs.steps import UNFINISHED, RunStatus, is_inner
+from stepwise._runs.steps import UNFINISHED, RunStatus, error_line, is_inner
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
 from stepwise.errors import RunNotFoundError, RunStopped, StepwiseError, StoreError
 from stepwise.stores import Head, Store
-from stepwise.ui._view import BranchPage, Matter, Matters, RunRow, Spending, SpendingRow
+
+# -- rows and matters ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run in a list.
+
+    Args:
+        facts: what its head says, or its journal.
+        status: the status, as :attr:`stepwise.Run.status` has it.
+        counts: the number of steps by status; empty if only the journal has them.
+        spent: what it has spent and saved; ``None`` if only the journal has that.
+        served_by: the process of ``stepwise up`` that starts it again by itself; else empty.
+    """
+
+    facts: RunFacts
+    status: RunStatus
+    counts: Mapping[str, int] = field(default_factory=dict)
+    spent: Spent | None = None
+    served_by: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of the run."""
+        return self.facts.run_id
+
+    @property
+    def error(self) -> str:
+        """Its exception, or the reason of its interruption, on one line; else empty."""
+        return error_line(self.facts.error)
+
+    @property
+    def can_resume(self) -> bool:
+        """True if starting its program continues it."""
+        return self.status in UNFINISHED and not self.facts.parent
+
+
+class BranchPage(NamedTuple):
+    """Some branches of a run.
+
+    Args:
+        rows: what is shown of each; see :meth:`stepwise.RunBranches.rows`.
+        start: the number of branches before them.
+        total: the number of branches that can be listed.
+        left_out: a sentence that says which are not listed; empty if all are.
+    """
+
+    rows: Sequence[Mapping[str, Any]] = ()
+    start: int = 0
+    total: int = 0
+    left_out: str = ""
+
+    @property
+    def following(self) -> int | None:
+        """The number of branches before the next page; ``None`` on the last page."""
+        end = self.start + len(self.rows)
+        return end if end < self.total else None
+
+
+NO_BRANCHES = BranchPage()
+
+
+class Matter(NamedTuple):
+    """One matter that waits for a person.
+
+    Args:
+        run: the run.
+        what: a question, a step in doubt, a call at which the run stopped, or a wait for a signal.
+        schema: of the signal's value, as a JSON schema; ``None`` if any value will do.
+    """
+
+    run: RunRow
+    what: Any
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Matters:
+    """All that waits for a person.
+
+    Args:
+        questions: approvals.
+        doubts: steps in doubt.
+        stops: calls at which a run stopped.
+        waits: signals that runs wait for.
+        resumable: runs that wait for nothing else than being resumed: they failed, crashed or were
+            interrupted, or what they waited for has come.
+        left_out: a sentence that says what is not listed; empty if everything is.
+    """
+
+    questions: Sequence[Matter] = ()
+    doubts: Sequence[Matter] = ()
+    stops: Sequence[Matter] = ()
+    waits: Sequence[Matter] = ()
+    resumable: Sequence[RunRow] = ()
+    left_out: str = ""
+
+    @property
+    def total(self) -> int:
+        """The number of open matters that are listed."""
+        parts = self.questions, self.doubts, self.stops, self.waits, self.resumable
+        return sum(map(len, parts))
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
 
 _SECONDS = 0.1  # that a request reads
 _HEADS = 1000  # newest unfinished runs that may have open matters
@@ -352,6 +455,9 @@ def _signals(store: Store, seal: Any, row: RunRow) -> Iterator[Matter]:
             yield Matter(row, waiting, json.loads(wait.schema) if wait.schema else None)
 
 
+# -- searches --------------------------------------------------------------------------------------
+
+
 PAGE = 50  # runs
 _COMPARED: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -501,9 +607,6 @@ _READERS: dict[str, Callable[[Search, str, float], Search]] = {
 }
 
 
-# -- a page ---------------------------------------------------------------------------------------
-
-
 class _EnoughError(Exception):
     """The page is full, or its time is over."""
 
@@ -542,12 +645,72 @@ def find(
     return SearchPage(rows, None, "")
 
 
+# -- spending --------------------------------------------------------------------------------------
+
+
 _LONGER = 20.0  # seconds that it reads on request
 _ROWS = 200  # rows of a page
 _RECORDS = 5000  # of an unfinished run without a summary, that are read at once
 _OFTEN = 500  # records between two looks at the time
 _UNITS = ("usd", "tokens", "steps", "seconds")
 _NO_MODEL, _UNREAD = "other steps", "not read"
+
+
+@dataclass
+class SpendingRow:
+    """The spending of the runs of one workflow, model, day or tag.
+
+    Args:
+        name: the workflow, the model, the day (``2025-11-29``), or the tag (``customer=ann``).
+        runs: the number of runs.
+        usd: US dollars.
+        tokens: tokens, input and output.
+        steps: executed steps; for a model, its requests.
+        seconds: execution time; for a model, the time of its requests.
+        saved: what resuming did not spend again: ``usd``, ``tokens`` and ``seconds``, by unit.
+        at_least: True if more may have been spent.
+        query: the search that finds these runs; empty if none does.
+    """
+
+    name: str
+    runs: int = 0
+    usd: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    saved: dict[str, float] = field(default_factory=dict)
+    at_least: bool = False
+    query: str = ""
+
+    def add(self, spent: Spent) -> None:
+        """Add what a run has spent."""
+        self.runs += 1
+        self.usd += spent.usd
+        self.tokens += spent.tokens
+        self.steps += spent.steps
+        self.seconds += spent.seconds
+        self.at_least = self.at_least or spent.at_least
+        for unit, amount in (spent.saved or {}).items():
+            self.saved[unit] = self.saved.get(unit, 0) + amount
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The spending of the runs of a store.
+
+    Args:
+        by: ``workflow``, ``model``, ``day`` or ``tag``.
+        rows: the rows, the largest amounts first; days are newest first.
+        total: all runs together.
+        left_out: a sentence that says which runs are not counted; empty if all are.
+        more: True if a page that reads for longer counts more of them.
+    """
+
+    by: str
+    rows: Sequence[SpendingRow]
+    total: SpendingRow
+    left_out: str = ""
+    more: bool = False
 
 
 def spending(reader: RunReader, by: str, *, longer: bool = False) -> Spending:

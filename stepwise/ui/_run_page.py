@@ -1,4 +1,4 @@
-"""The page of a run: where it stands, its timeline, source, variables and steps; and its fork form.
+"""The pages of a run: where it stands, its steps, variables, branches; a value; the form of a fork.
 
 A slider goes through the steps.  At each step the page shows what is recorded: the line that called
 it, the variables of the newest checkpoint up to it, its arguments, result and traceback.  Nothing
@@ -18,13 +18,28 @@ from typing import Any
 from stepwise import errors
 from stepwise._checkpoints.checkpoints import Loaded
 from stepwise._display import page as pages
-from stepwise._display.markup import Content, Markup, Rules, badge, block, markup, section, tag
-from stepwise._display.render import usage_text
-from stepwise._display.stops import said_html
+from stepwise._display.markup import (
+    Content,
+    Markup,
+    Rules,
+    badge,
+    block,
+    markup,
+    section,
+    table,
+    tag,
+)
+from stepwise._display.render import said_html, usage_text
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._display.words import counts_text, duration_text
 from stepwise._execution.viewer import look_into
-from stepwise._journal.records import RunFacts
+from stepwise._journal.records import ADOPTED, ANSWER, RunFacts
+from stepwise._runs.branching import (
+    effects_text,
+    shown_variables,
+    variation_of,
+    variation_text,
+)
 from stepwise._runs.export import page_of, source_of
 from stepwise._runs.overview import Overview, steps_around
 from stepwise._runs.paths import HIDDEN, find, same_value, short, shown
@@ -39,109 +54,11 @@ from stepwise._runs.steps import (
 )
 from stepwise._runtime.messages import count, shell_word
 from stepwise.errors import UnreadableValueError
-from stepwise.integrations._model_calls import answer_of, request_of
-from stepwise.integrations._prompts import moved_prompt
-from stepwise.ui import _branches as branches
+from stepwise.integrations._model_calls import answer_of, moved_prompt, request_of
 from stepwise.ui import _shell as ui
 from stepwise.ui._pages import doubt, question, stopped
-from stepwise.ui._view import NO_BRANCHES, BranchPage, View
-
-_TURNS = 30  # newest messages that are shown
-_LISTS = ("messages", "input", "contents")
-_ROLES = ("system", "user", "assistant", "tool", "model", "developer")
-
-
-def conversation(step: StepRecord, steps: Sequence[StepRecord]) -> Markup:
-    """Return the conversation of a model call; nothing for another step.
-
-    Args:
-        step: the step.
-        steps: the steps before it, whose messages its record may refer to.
-    """
-    try:
-        body = request_of(step, [each for each in steps if each.number < step.number])
-        moved = moved_prompt(step, steps)
-        text, calls = answer_of(step)
-    except (UnreadableValueError, RecursionError):
-        return Markup()
-    answer = [text] * bool(text) + [{"name": name, "arguments": given} for name, given in calls]
-    turns = [*_request_turns(body), *([("assistant", answer)] if answer else [])]
-    if not turns:
-        return Markup()
-    left_out = len(turns) - _TURNS
-    shown = [_turn(role, content) for role, content in turns[-_TURNS:]]
-    if left_out > 0:
-        shown.insert(0, tag("p", f"{left_out} earlier messages", cls="soft"))
-    if moved is not None:
-        shown.insert(0, tag("p", f"The prompt {moved}", cls="soft"))
-    usage = usage_text(step.usage)
-    return section(("Conversation ", tag("small", usage)), shown, cls="conversation")
-
-
-def _request_turns(body: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(body, Mapping):
-        return
-    for name in ("system", "instructions"):
-        if body.get(name):
-            yield "system", body[name]
-    for name in _LISTS:
-        given = body.get(name)
-        if isinstance(given, str):
-            yield "user", given
-        for each in given if isinstance(given, list) else ():
-            if isinstance(each, Mapping):
-                yield str(each.get("role", each.get("type", "user"))), each
-
-
-def _turn(role: str, content: Any) -> Markup:
-    kind = role if role in _ROLES else "other"
-    return tag(
-        "div",
-        tag("b", role),
-        tag("div", [_part(each) for each in _parts(content)]),
-        cls=f"turn {kind}",
-    )
-
-
-def _parts(content: Any) -> Iterator[Any]:
-    """Yield the texts and other parts of a message."""
-    if isinstance(content, Mapping):
-        inner = content.get("content", content.get("parts"))
-        if inner is None and not content.get("tool_calls"):
-            yield content
-            return
-        yield from _parts(inner)
-        yield from content.get("tool_calls") or ()
-    elif isinstance(content, list):
-        yield from content
-    elif content:
-        yield content
-
-
-def _part(part: Any) -> Content:
-    """Return a text, a call of a tool, a tool's result, or anything else as JSON."""
-    if isinstance(part, str):
-        return tag("p", part)
-    if isinstance(part, Mapping):
-        if isinstance(part.get("text"), str):
-            return tag("p", part["text"])
-        function = part.get("function", part)
-        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
-            given = function.get("arguments", function.get("input", function.get("args", "")))
-            return tag("p", tag("code", f"{function['name']}({_text(given)})"))
-        if part.get("type") == "tool_result":
-            return [_part(each) for each in _parts(part.get("content"))]
-    return block(_text(part))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        return short(value, "value", 2000).text
-
+from stepwise.ui._reading import NO_BRANCHES, BranchPage
+from stepwise.ui._shell import View
 
 _STEPS = 200  # of a page
 _CHILDREN = 5  # child runs in a timeline, of _CHILD_STEPS each
@@ -267,7 +184,7 @@ def run_page(view: View, run: Run, step: int | None, found: BranchPage = NO_BRAN
         f"{shown.call[:80]} {shown.status}",
         tag("div", _head(view, at), data_live="head"),
         tag("div", _asked(view, at), data_live="asked"),
-        tag("div", branches.section_of(view, at.run, found), data_live="branches"),
+        tag("div", _branches(view, at.run, found), data_live="branches"),
         tag("div", section("Timeline", _timeline(view, at, rules)), data_live="timeline"),
         tag("div", _streams(at), data_live="streams"),
         tag("div", _slider(view, at), data_live="slider"),
@@ -327,7 +244,7 @@ def _head(view: View, at: _Moment) -> Markup:
             (", resumes ", at.page.where) if at.page.where else None,
             cls="soft",
         ),
-        branches.about_branch(view, at.run),
+        _about_branch(view, at.run),
         said_html(at.run.why()) if shown.status in _RESUMABLE else None,
         block(shown.error, cls="error") if shown.error else None,
         [tag("p", each, cls="note") for each in _waits(view, at)],
@@ -426,9 +343,7 @@ def _actions(view: View, at: _Moment) -> Markup:
     folded: dict[str, Markup | None] = {
         "Compare…": beside,
         "Send…": send if status not in _ENDED else None,
-        "Adopt…": branches.adoption(view, run.id)
-        if branches.adoptable(run._facts(), status)
-        else None,
+        "Adopt…": _adoption(view, run.id) if _adoptable(run._facts(), status) else None,
         "Cancel…": cancel if status not in _ENDED and not run.parent else None,
         "Undo…": undo if status != "running" else None,
         "Delete…": delete if status != "running" else None,
@@ -624,7 +539,7 @@ def _chosen(view: View, at: _Moment) -> Markup:
     inputs = _inputs(view, run, step)
     if inputs:
         more["arguments"] = inputs
-    talk = conversation(step, at.page.shown.steps)
+    talk = _conversation(step, at.page.shown.steps)
     if step.status == "completed":
         limit = 10 * _VALUE if not talk else 200  # the conversation says the same, for people
         more["result"] = _result(view, run, step, limit)
@@ -696,6 +611,226 @@ def _steps(view: View, at: _Moment) -> Markup:
         rows.append(tag("p", tag("a", f"later steps, from {last + 1:,}", href=link(last + 1))))
     about = tag("small", counts_text(at.seen.statuses))
     return section(("Steps ", about), tag("div", Markup("\n".join(rows)), cls="rows"))
+
+
+# -- conversations ---------------------------------------------------------------------------------
+
+
+_TURNS = 30  # newest messages that are shown
+_LISTS = ("messages", "input", "contents")
+_ROLES = ("system", "user", "assistant", "tool", "model", "developer")
+
+
+def _conversation(step: StepRecord, steps: Sequence[StepRecord]) -> Markup:
+    """Return the conversation of a model call; nothing for another step.
+
+    Args:
+        step: the step.
+        steps: the steps before it, whose messages its record may refer to.
+    """
+    try:
+        body = request_of(step, [each for each in steps if each.number < step.number])
+        moved = moved_prompt(step, steps)
+        text, calls = answer_of(step)
+    except (UnreadableValueError, RecursionError):
+        return Markup()
+    answer = [text] * bool(text) + [{"name": name, "arguments": given} for name, given in calls]
+    turns = [*_request_turns(body), *([("assistant", answer)] if answer else [])]
+    if not turns:
+        return Markup()
+    left_out = len(turns) - _TURNS
+    shown = [_turn(role, content) for role, content in turns[-_TURNS:]]
+    if left_out > 0:
+        shown.insert(0, tag("p", f"{left_out} earlier messages", cls="soft"))
+    if moved is not None:
+        shown.insert(0, tag("p", f"The prompt {moved}", cls="soft"))
+    usage = usage_text(step.usage)
+    return section(("Conversation ", tag("small", usage)), shown, cls="conversation")
+
+
+def _request_turns(body: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(body, Mapping):
+        return
+    for name in ("system", "instructions"):
+        if body.get(name):
+            yield "system", body[name]
+    for name in _LISTS:
+        given = body.get(name)
+        if isinstance(given, str):
+            yield "user", given
+        for each in given if isinstance(given, list) else ():
+            if isinstance(each, Mapping):
+                yield str(each.get("role", each.get("type", "user"))), each
+
+
+def _turn(role: str, content: Any) -> Markup:
+    kind = role if role in _ROLES else "other"
+    return tag(
+        "div",
+        tag("b", role),
+        tag("div", [_part(each) for each in _parts(content)]),
+        cls=f"turn {kind}",
+    )
+
+
+def _parts(content: Any) -> Iterator[Any]:
+    """Yield the texts and other parts of a message."""
+    if isinstance(content, Mapping):
+        inner = content.get("content", content.get("parts"))
+        if inner is None and not content.get("tool_calls"):
+            yield content
+            return
+        yield from _parts(inner)
+        yield from content.get("tool_calls") or ()
+    elif isinstance(content, list):
+        yield from content
+    elif content:
+        yield content
+
+
+def _part(part: Any) -> Content:
+    """Return a text, a call of a tool, a tool's result, or anything else as JSON."""
+    if isinstance(part, str):
+        return tag("p", part)
+    if isinstance(part, Mapping):
+        if isinstance(part.get("text"), str):
+            return tag("p", part["text"])
+        function = part.get("function", part)
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            given = function.get("arguments", function.get("input", function.get("args", "")))
+            return tag("p", tag("code", f"{function['name']}({_text(given)})"))
+        if part.get("type") == "tool_result":
+            return [_part(each) for each in _parts(part.get("content"))]
+    return block(_text(part))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return short(value, "value", 2000).text
+
+
+# -- branches --------------------------------------------------------------------------------------
+
+
+FEW = 20  # branches that the page of their base shows
+_COLUMNS = 4  # variables that have a column of their own
+_RESULT, _STEP = 300, 120  # characters
+
+
+def _branches(view: View, run: Run, found: BranchPage) -> Markup:
+    """Return the branches of a run for its page, with a link to the others."""
+    if not found.total:
+        return Markup()
+    more = tag("a", f"all {found.total:,} branches", href=view.at("runs", run.id, "branches"))
+    about = tag("small", f"{found.total:,}")
+    is_cut = found.following is not None or found.left_out
+    return section(
+        ("Branches ", about), _grid(view, run, found), tag("p", more) if is_cut else None
+    )
+
+
+def branches_page(view: View, run: Run, found: BranchPage) -> Markup:
+    """Return a page of the branches of a run."""
+    here = view.at("runs", run.id)
+    following = view.at("runs", run.id, "branches", start=found.following)
+    first, last = found.start + 1, found.start + len(found.rows)
+    told = f"{first:,} to {last:,} of {found.total:,}" if found.rows else "none"
+    return ui.shell(
+        view,
+        f"Branches of {run.id}",
+        tag("p", tag("a", "Runs", href=view.at()), " / ", tag("a", tag("code", run.id), href=here),
+            cls="crumbs"),
+        tag(
+            "div",
+            tag("h1", "Branches ", tag("small", told)),
+            tag("p", found.left_out, cls="note") if found.left_out else None,
+            _grid(view, run, found),
+            tag("p", tag("a", "more branches", href=following)) if found.following else None,
+            data_live="branches",
+        ),
+        live=view.at("runs", run.id, "live"),
+    )  # fmt: skip
+
+
+def _grid(view: View, run: Run, found: BranchPage) -> Markup:
+    """Return a table of branches: variables, result, amounts, where each parted."""
+    names = [*dict.fromkeys(name for row in found.rows for name in row["variables"])]
+    names = names if len(names) <= _COLUMNS else []
+    adopts = not view.read_only and not run._facts().superseded
+    heads = ["branch", *(names or ["variables"]), "status", "result", "steps", "spent", "time"]
+    heads += ["parted", *(["adopt"] if adopts else [])]
+    rows = [_cells(view, row, names, adopts=adopts) for row in found.rows]
+    return table(heads, rows, cls="cards grid")
+
+
+def _cells(view: View, row: Mapping[str, Any], names: list[str], *, adopts: bool) -> list[Content]:
+    run_id, base, step = row["run"], row["base"], row["parted_at"]
+    values = [row["variables"].get(name, "") for name in names] or [row["variation"]]
+    error = row["status"] in ("failed", "interrupted", "crashed", "stuck", "cancelled")
+    parted = tag("a", row["parted"].partition("(")[0][:_STEP], title=row["parted"][:_RESULT],
+                 href=view.at("runs", run_id, step=step))  # fmt: skip
+    beside = tag("a", "compare", href=view.at("compare", a=base, b=run_id))
+    cells: list[Content] = [
+        markup(
+            tag("a", tag("code", run_id.removeprefix(base)), href=view.at("runs", run_id)),
+            tag("div", f"side effects {effects_text(row['effects'])}", cls="line"),
+        ),
+        *(tag("code", value) if value else "" for value in values),
+        badge(row["status"]),
+        tag("div", row["result"][:_RESULT], cls="error-line" if error else "outcome"),
+        f"{row['steps']:,}",
+        ui.amounts(row["usd"], 0),
+        duration_text(row["seconds"]),
+        markup(parted if row["parted"] else "", tag("div", beside, cls="line")),
+    ]
+    if adopts:
+        summary = tag("summary", "Adopt…", cls="button", aria_label=f"adopt {run_id}")
+        menu = tag("details", summary, tag("div", _adoption(view, run_id), cls="menu"))
+        is_adoptable = _can_be_adopted(row["status"], row["effects"])
+        cells.append(tag("div", menu, cls="actions") if is_adoptable else "")
+    return cells
+
+
+def _about_branch(view: View, run: Run) -> Markup | None:
+    """Return what a branch was given and does with side effects; and which branch was adopted."""
+    facts, told = run._facts(), list[Content]()
+    if facts.base:
+        given = shown_variables(facts, variation_of(run.store, run._seal, facts))
+        told.append(
+            ("variables: ", tag("code", variation_text(given)),
+             f"; side effects are {effects_text(facts.effects)}")
+        )  # fmt: skip
+    if facts.superseded:
+        link = tag("a", facts.superseded, href=view.at("runs", facts.superseded))
+        told.append(("its branch ", link, " was adopted, and goes on instead"))
+    return markup([tag("p", each, cls="soft") for each in told]) if told else None
+
+
+def _adoption(view: View, run_id: str) -> Markup:
+    """Return the form that adopts a branch; nothing on a read-only page."""
+    return ui.form(
+        view,
+        view.at("runs", run_id, "adopt"),
+        tag(
+            "p", "It goes on instead of its base, under its own id. Its proposals become questions."
+        ),
+        ui.sure("adopt it: the other branches are cancelled"),
+        ui.button("Adopt", "primary"),
+    )
+
+
+def _adoptable(facts: RunFacts, status: str) -> bool:
+    """Return whether a run is a branch that can be adopted, as far as its own facts say."""
+    return bool(facts.base) and _can_be_adopted(status, facts.effects)
+
+
+def _can_be_adopted(status: str, effects: str) -> bool:
+    ended = status in ("cancelled", "cancelling", "superseded")
+    return not ended and effects != ADOPTED and not effects.startswith(ANSWER)
 
 
 # -- one value ------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""The frame of every page: head, navigation, forms; and the short texts that several pages show."""
+"""The frame of every page: its request, head, navigation, forms; short texts that several show."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +12,48 @@ from stepwise._display.markup import Content, Markup, Rules, markup, tag
 from stepwise._display.page import document
 from stepwise._display.words import ago, duration_text, when
 from stepwise._execution.budget import amounts_text
-from stepwise.ui._view import View
+from stepwise.ui._access import address
+from stepwise.ui._actions import ProgramOutput
+
+
+@dataclass(frozen=True)
+class View:
+    """The facts of a request that its page needs.
+
+    Args:
+        root: the path under which the application is mounted, without a slash at its end.
+        form_token: the value of the hidden field ``token`` of each form.
+        read_only: True if the page offers no action.
+        open_matters: the number of matters in the inbox.
+        nonce: the nonce of the page's one style element.
+        who: the person who looks, as answers and requests record it.
+        store: the URL of the store, without a password.
+        at_least: True if there may be more open matters than ``open_matters``.
+        output: on the page of a run: what its program printed, if this server has started it.
+        now: the time of the request, in seconds since 1970.
+    """
+
+    root: str
+    form_token: str
+    read_only: bool
+    open_matters: int
+    nonce: str
+    who: str
+    store: str
+    now: float
+    at_least: bool = False
+    output: ProgramOutput | None = None
+
+    def at(self, *parts: object, **query: object) -> str:
+        """Return the address of a page: ``at("runs", run.id, step=3)``.
+
+        Args:
+            parts: the parts of the path; see :func:`address`.
+            query: parameters; ``None`` and ``""`` leave one out.
+        """
+        given = [(name, value) for name, value in query.items() if value not in (None, "")]
+        return address(self.root, parts, given)
+
 
 _ICON = (
     "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"

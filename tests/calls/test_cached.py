@@ -146,7 +146,7 @@ def test_another_run_is_answered():
 
 def test_an_answer_is_marked_wherever_it_is_shown(place):
     """Commands, pages, notebooks, tools of coding agents and events say where an answer is from."""
-    from stepwise.mcp._looking import show_step
+    from stepwise.mcp._agent_tools import show_step
 
     @step(cache=DAY)
     def ask():

@@ -18,7 +18,7 @@ from stepwise._journal.lease import Lease
 from stepwise._runs.maintenance import delete_each, old_runs
 from stepwise._runtime import settings
 from stepwise.errors import ConfigurationError
-from stepwise.http._starting import Startable
+from stepwise.http._app import Startable
 from stepwise.stores import open_store
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sweeping import WHOLE
 
-from stepwise.integrations import _model_answers
-from stepwise.integrations._model_answers import shown_of, usage_of
+from stepwise.integrations import _model_protocols
+from stepwise.integrations._model_protocols import shown_of, usage_of
 
 EVENTS = "text/event-stream; charset=utf-8"
 
@@ -24,7 +24,7 @@ def preview_of(endpoint, kind, content):
 
 @pytest.fixture(autouse=True)
 def _without_prices(monkeypatch):
-    monkeypatch.setattr(_model_answers, "_prices", lambda: None)
+    monkeypatch.setattr(_model_protocols, "_prices", lambda: None)
 
 
 def stream(*events: object) -> bytes:
@@ -311,7 +311,7 @@ def test_the_cost_is_computed_if_prices_are_installed(monkeypatch):
         return SimpleNamespace(total_price=Decimal("0.5"))
 
     prices = SimpleNamespace(Usage=SimpleNamespace, calc_price=calc_price)
-    monkeypatch.setattr(_model_answers, "_prices", lambda: prices)
+    monkeypatch.setattr(_model_protocols, "_prices", lambda: prices)
     content = json.dumps(CHAT).encode()
     url = "https://api.openai.com/v1/chat/completions"
     assert usage_of("chat.completions", "application/json", content, url)["cost_usd"] == 0.5

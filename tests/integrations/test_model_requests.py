@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise._values import credentials
-from stepwise.integrations._model_requests import (
+from stepwise.integrations._model_protocols import (
     ModelRequest,
     asks_model,
     endpoint_of,

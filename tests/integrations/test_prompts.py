@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import stepwise
 from stepwise import cli, step, workflow
-from stepwise.integrations._prompts import moved_prompt
+from stepwise.integrations._model_calls import moved_prompt
 from stepwise.integrations._recorded_responses import in_order
 from stepwise.testing import fresh_store
 

@@ -1,6 +1,7 @@
 """``instrument(cache=...)``: requests to models that answers of other runs answer."""
 
 import asyncio
+import gzip
 import pathlib
 import sys
 from datetime import timedelta
@@ -9,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from test_instrument import Server, achat, ask, atexts, chat, said, texts
+from test_instrument import STREAMED, Server, achat, ask, atexts, chat, said, texts
 
 import stepwise
 from stepwise import ConfigurationError, Limit, step, workflow
@@ -121,6 +122,31 @@ def test_streams_are_streams_again(server, asynchronous):
     assert found[0] == found[1]
     assert found[0][1] == "".join(found[0][0][0] + found[0][0][1])
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_compressed_stream_is_kept(server, in_step):
+    """A streamed answer that the server compresses answers the next run, too."""
+
+    def compressing(request):
+        plain, library = server(request), sys.modules[type(request).__module__.partition(".")[0]]
+        content = gzip.compress(plain.read())
+        headers = {**STREAMED, "content-encoding": "gzip"}
+        return library.Response(200, headers=headers, stream=library.ByteStream(content))
+
+    client = chat(compressing)
+
+    def read():
+        return [*texts(ask(client, "one", stream=True))]
+
+    read_in_step = step(read)
+
+    @workflow
+    def flow():
+        return read_in_step() if in_step else read()
+
+    assert fresh(flow)[0] == fresh(flow)[0] == ["a", "b", "c", "1"]
+    assert len(server.requests) == 1
 
 
 def test_bodies_of_steps_and_code_outside_of_runs(server):

@@ -7,7 +7,7 @@ import pytest
 from mcp import Client
 from mcp.types import Implementation
 
-from stepwise.mcp._answers import LIMIT, NOTICE
+from stepwise.mcp._agent_tools import LIMIT, NOTICE
 from stepwise.mcp._server import _server
 
 ME = Implementation(name="test-client", version="1")

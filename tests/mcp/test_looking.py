@@ -13,7 +13,7 @@ from mcp import Client
 import stepwise
 from stepwise import step, tool, workflow
 from stepwise._runs.fitting import LIMIT
-from stepwise.mcp._looking import TOOLS
+from stepwise.mcp._agent_tools import TOOLS
 from stepwise.mcp._server import _server
 
 

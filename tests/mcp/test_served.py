@@ -201,7 +201,7 @@ def test_the_command_line_loads_nothing_of_the_server():
 
 def test_the_help_names_what_can_be_allowed():
     """The help of --allow lists the tools that act."""
-    from stepwise.mcp._acting import ACTIONS
+    from stepwise.mcp._agent_tools import ACTIONS
 
     told = " ".join(process("mcp", "--help").stdout.split())
     assert ", ".join([*ACTIONS][:-1]) in told

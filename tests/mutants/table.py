@@ -973,21 +973,21 @@ _PAGE = [
     ),
     _mutant(
         "a user reads another one's run over HTTP",
-        "http/_starting.py",
+        "http/_app.py",
         "return self._name is True or facts.tags.get(BY) == self._name",
         "return True",
         "test_requests.py::test_each_user_has_her_runs",
     ),
     _mutant(
         "a run id over HTTP is used again for another call",
-        "http/_starting.py",
+        "http/_app.py",
         "if facts.workflow != workflow.full_name or differing:",
         "if False:",
         "test_requests.py::test_the_same_id_is_the_same_run",
     ),
     _mutant(
         "an event stream keeps its server from ending",
-        "http/_events.py",
+        "http/_following.py",
         "work = [self._send(send), _gone(receive), end_of_server()]",
         "work = [self._send(send), _gone(receive)]",
         "test_following.py::test_a_server_that_ends_ends_its_streams",
@@ -1029,7 +1029,7 @@ _PAGE = [
     ),
     _mutant(
         "a run with two dots has an address that browsers change",
-        "ui/_view.py",
+        "ui/_access.py",
         'if part in (".", "..") else text',
         "if False else text",
         "test_actions.py::test_each_run_has_an_address",

@@ -25,7 +25,8 @@ from stepwise._runs.overview import steps_around
 from stepwise._runs.steps import checkpoint_at, newest_checkpoint
 from stepwise.errors import StepNotFoundError
 from stepwise.ui import _pages, _run_page
-from stepwise.ui._view import Matters, RunRow, Spending, SpendingRow, View
+from stepwise.ui._reading import Matters, RunRow, Spending, SpendingRow
+from stepwise.ui._shell import View
 
 OWNED = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 ODD = "\x00\x1b[31m\u202eleft\ud800</pre></script></style>"

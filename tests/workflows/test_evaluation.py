@@ -389,7 +389,7 @@ def test_a_score_without_its_function():
 def test_scores_are_no_runs_of_their_own():
     """Lists leave scores out, as they do child runs, unless they are asked for."""
     from stepwise._runs.run import find_run
-    from stepwise.mcp._looking import list_runs
+    from stepwise.mcp._agent_tools import list_runs
     from stepwise.ui._reading import parsed
 
     run = agent.options(run_id="tides").execute("tides")
