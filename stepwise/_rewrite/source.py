@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import linecache
 import tokenize
@@ -65,6 +66,16 @@ class Source:
                 remove_docstring(node)
                 return node
         return None
+
+    @functools.cached_property
+    def words(self) -> set[str]:
+        """The names and texts that the whole file mentions, outside of comments."""
+        nodes = list[ast.AST]()
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            nodes += ast.walk(parsed("".join(self.lines)))
+        fields = ("id", "attr", "name", "value")
+        found = (getattr(each, field, None) for each in nodes for field in fields)
+        return {each for each in found if isinstance(each, str)}
 
     def functions(self) -> Iterator[tuple[str, FunctionNode]]:
         """Yield the functions of the whole file, each with its qualified name."""

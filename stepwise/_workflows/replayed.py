@@ -50,7 +50,7 @@ from stepwise._values.preview import NotShown, error_text
 from stepwise._values.trees import attributes
 from stepwise._workflows.execute import Invocation
 from stepwise._workflows.frame import WorkflowFrame
-from stepwise._workflows.resume import WorkflowRun
+from stepwise._workflows.resume import GoesOn, WorkflowRun
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError, UnreadableValueError
 
 # -- the first difference --------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Comparing(Replay):
     Attributes:
         difference: the first difference; ``None`` while there is none.
         calls: the calls so far.
-        start: where the rerun began, in words.
+        goes_on: where the rerun began.
         result, error: how the workflow function ended, if it did.
         has_ended: True once it did.
         problem: why the rerun cannot go on, if it cannot.
@@ -147,7 +147,7 @@ class Comparing(Replay):
         self.ignored = ignored
         self.difference: RerunDifference | None = None
         self.calls: list[RerunCall] = []
-        self.start = ""
+        self.goes_on = GoesOn("begins", "")
         self.result: Any = None
         self.error: BaseException | None = None
         self.has_ended = False
@@ -157,6 +157,13 @@ class Comparing(Replay):
         for moment in replica.moments:
             self.moments.setdefault(moment.step, []).append(moment)
         self._orders: dict[str, list[int]] = {}  # of the recorded calls, by run
+
+    @property
+    def end(self) -> Literal["returned", "raised", "differs", "record"]:
+        """How the rerun ended; see :class:`.rerun.Rerun`."""
+        if self.difference is not None and not self.has_ended:
+            return "differs"
+        return "raised" if self.error is not None else "returned" if self.has_ended else "record"
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -525,4 +532,5 @@ class ComparedRun(WorkflowRun):
         """Note where the rerun begins; nothing else is recorded."""
         self.active.begun = True
         why = self._fits.why
-        self.look.start = f"{self._told}{f' ({why})' if why else ''}"
+        details = f"{self._goes_on.details}{f' ({why})' if why else ''}"
+        self.look.goes_on = self._goes_on._replace(details=details)

@@ -171,7 +171,23 @@ def rerun(
         )
     with placeholder_keys():
         definition = _workflow(replica, workflow)
-        return replayed(replica, definition, at, live, answers or {}, ignore, inputs or {})
+        look = compared(replica, definition, at, live, answers or {}, ignore, inputs or {})
+    return _rerun_of(look, definition)
+
+
+def _rerun_of(look: Comparing, workflow: Definition) -> Rerun:
+    return Rerun(
+        look.run_id,
+        workflow.label,
+        str(look.goes_on),
+        look.difference,
+        tuple(look.calls),
+        look.result,
+        look.error,
+        look.end,
+        look.replica.masked,
+        tuple(_changed_steps(look)),
+    )
 
 
 def _replica(run: Run | str | os.PathLike[str], store: Any) -> Replica:
@@ -221,7 +237,7 @@ def _workflow(replica: Replica, given: Any) -> Definition:
     return found
 
 
-def replayed(
+def compared(
     replica: Replica,
     workflow: Definition,
     at: At,
@@ -229,7 +245,7 @@ def replayed(
     answers: Mapping[str, Callable[..., Any]] = _NOTHING,
     ignore: Collection[str] = (),
     inputs: Mapping[str, Any] = _NOTHING,
-) -> Rerun:
+) -> Comparing:
     """Execute a recorded run again with a workflow's code, in memory, and compare.
 
     Args:
@@ -257,21 +273,7 @@ def replayed(
         if before is not None and before.path == found.path:  # it differs at each execution
             ignored.add(re.split(r"[.\[]", found.path)[0])
         before = found
-    end: Any = "raised" if look.error is not None else "returned" if look.has_ended else "record"
-    if look.difference is not None and not look.has_ended:
-        end = "differs"
-    return Rerun(
-        replica.facts.run_id,
-        workflow.label,
-        look.start,
-        look.difference,
-        tuple(look.calls),
-        look.result,
-        look.error,
-        end,
-        replica.masked,
-        tuple(_changed_steps(look)),
-    )
+    return look
 
 
 def _main_with(module: ModuleType, main: ModuleType) -> ModuleType:
