@@ -16,9 +16,8 @@ from stepwise._runs.run import Listed, each_listed, listed
 from stepwise._runs.steps import RunStatus
 from stepwise._runs.verify import (
     ChildRuns,
-    delete_runs,
-    empty_streams,
-    erase,
+    Deleter,
+    is_over,
     note_restored,
 )
 from stepwise._runtime import settings
@@ -85,9 +84,7 @@ def old_runs(
 
 def _old(before: float, keep: int) -> Iterator[Listed]:
     seen = Counter[str]()
-    for each in each_listed(oldest=not keep):
-        if each.facts.parent or each.status not in ("completed", "cancelled", "superseded"):
-            continue
+    for each in each_listed(oldest=not keep, where=is_over):
         seen[each.facts.workflow] += 1
         if seen[each.facts.workflow] > keep and each.facts.updated_at <= before:
             yield each
@@ -115,16 +112,13 @@ def delete_each(
         found: the runs.
         streams: delete only what the runs and their child runs have said.
     """
-    children = None
+    store = _store()
+    deleter = Deleter(store, seal_for(store))
     for each in found:
-        children = children or ChildRuns(each.run.store, each.run._seal)
         try:
             if streams:
-                for run_id in children.below(each.run.id):
-                    empty_streams(each.run.store, each.run._seal, run_id)
-            elif not delete_runs(
-                each.run.store, each.run._seal, each.run.id, children, each.is_current
-            ):
+                deleter.empty(each.run.id)
+            elif not deleter.delete(each.facts):
                 continue  # it was executed again since it was found
         except (StepwiseError, RunStopped) as problem:
             yield each, problem
@@ -132,8 +126,7 @@ def delete_each(
                 return
         else:
             yield each, None
-    if children is not None:
-        erase(_store())
+    deleter.erase()
 
 
 def free_space() -> int:

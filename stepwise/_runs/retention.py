@@ -22,16 +22,12 @@ from stepwise import errors
 from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease
 from stepwise._journal.limit_store import drop_idle_ledgers
+from stepwise._journal.records import RunFacts
 from stepwise._runs.run import number_of_runs
-from stepwise._runs.verify import (
-    ChildRuns,
-    delete_runs,
-    empty_streams,
-    erase,
-)
+from stepwise._runs.verify import Deleter, is_over
 from stepwise._runtime import settings
 from stepwise._runtime.messages import count
-from stepwise.stores import Head, Store
+from stepwise.stores import Store
 
 _NAME = "up:retention"  # of the lease
 _COUNTED, _SWEPT = 60.0, 600.0  # seconds between two counts, and between two looks at all old runs
@@ -39,7 +35,6 @@ _AT_ONCE, _REST = 0.1, 0.3  # seconds of work, and of rest after it
 _END = 5.0  # seconds to wait for the deletion in progress
 _YOUNG = 1000  # runs in a row that are too young: all others are, too
 _MEASURED = 4  # the size is measured again once this part of the excess is gone
-_ENDED = ("completed", "cancelled")
 _ROW = 1000  # bytes of a run beside its records and objects, about
 
 
@@ -127,18 +122,25 @@ class _Keeper:
         with Lease(self._store, _NAME).acquire():
             if sweeps:
                 drop_idle_ledgers(self._store, self._seal, goes_on)
-            try:
-                if retain is not None:
-                    emptied = self._keep(retain, goes_on, sweeps=sweeps)
-            finally:
-                if emptied or self.deleted > before:
-                    erase(self._store)
+            if retain is not None:
+                deleter = Deleter(self._store, self._seal)
+                try:
+                    emptied = self._keep(retain, deleter, goes_on, sweeps=sweeps)
+                finally:
+                    deleter.erase()
         self._swept = began if sweeps and goes_on() else self._swept
         said = [f"what {count(emptied, 'run')} said"] * bool(emptied)
         runs = [count(self.deleted - before, "run")] * (self.deleted > before)
         return f"deleted {' and '.join(runs + said)}" if runs + said else ""
 
-    def _keep(self, retain: settings.Retain, goes_on: Callable[[], bool], *, sweeps: bool) -> int:
+    def _keep(
+        self,
+        retain: settings.Retain,
+        deleter: Deleter,
+        goes_on: Callable[[], bool],
+        *,
+        sweeps: bool,
+    ) -> int:
         """Delete runs; return the number of other runs whose streams were emptied."""
         most = math.inf if retain.runs is None else retain.runs
         too_many = (number_of_runs(self._store) or 0) - most
@@ -147,33 +149,29 @@ class _Keeper:
             return 0
         now, young, emptied, before = time.time(), 0, 0, self.deleted
         old, said = _before(now, retain.age), _before(now, retain.streams)
-        children = ChildRuns(self._store, self._seal)
         for head in self._store.heads():  # oldest first
             if not goes_on():
                 return emptied
             facts = journals.open_head(self._seal, head) if head.finished else None
-            if facts is None or facts.parent or facts.undoing:
-                continue
-            if facts.status not in _ENDED and not facts.superseded:
+            if facts is None or not is_over(facts):
                 continue
             exceeds = self.deleted - before < too_many or self._excess > 0
             if exceeds or facts.updated_at <= old:
-                self.deleted += self._delete(head, children, retain)
+                self.deleted += self._delete(facts, deleter, retain)
             elif self._silent < facts.updated_at <= said:
-                emptied += self._empty(facts.run_id, children)
+                emptied += self._empty(facts.run_id, deleter)
             young = 0 if exceeds or facts.created_at <= max(old, said) else young + 1
             if young >= _YOUNG:
                 break
         self._silent = said
         return emptied
 
-    def _delete(self, head: Head, children: ChildRuns, retain: settings.Retain) -> int:
+    def _delete(self, facts: RunFacts, deleter: Deleter, retain: settings.Retain) -> int:
         """Delete a run with its child runs; return their number, or 0 if the run goes on."""
-        store, run_id = self._store, head.run_id
         try:
-            freed = sum(map(self._weight, children.below(run_id))) if self._excess else 0
-            is_meant = lambda: store.head(run_id) == head  # noqa: E731
-            deleted = delete_runs(store, self._seal, run_id, children, is_meant)
+            below = deleter.children.below(facts.run_id)
+            freed = sum(map(self._weight, below)) if self._excess else 0
+            deleted = deleter.delete(facts)
         except _OF_ONE_RUN:
             return 0
         self._freed += freed if deleted else 0
@@ -181,11 +179,10 @@ class _Keeper:
             self._excess = self._measured(retain)
         return deleted
 
-    def _empty(self, run_id: str, children: ChildRuns) -> bool:
+    def _empty(self, run_id: str, deleter: Deleter) -> bool:
         """Delete what a run and its child runs have said; return whether there was something."""
         try:
-            ids = [*children.below(run_id)]
-            return sum(empty_streams(self._store, self._seal, each) for each in ids) > 0
+            return deleter.empty(run_id)
         except _OF_ONE_RUN:
             return False
 

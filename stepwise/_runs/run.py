@@ -1003,10 +1003,6 @@ class Listed:
         owned = self.owner is not None
         return run_steps.status_of(self.run.store, self.run._seal, self.facts, owned=owned)
 
-    def is_current(self) -> bool:
-        """Return whether the run has not changed since."""
-        return journals.facts_of(*self.run._place) == self.facts
-
     def to_dict(self) -> dict[str, Any]:
         """Return the same as :meth:`Run.to_dict`, by the head of the run if it has ended.
 

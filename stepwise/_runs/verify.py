@@ -93,6 +93,55 @@ def refuse_shared(store: Store, seal: Seal, run_id: str) -> None:
 # -- deleting -------------------------------------------------------------------------------------
 
 
+def is_over(facts: RunFacts) -> bool:
+    """Return whether a run may be deleted for its age: nobody would go on with it.
+
+    Child runs are deleted with the runs that call them.
+    """
+    ended = facts.status in ("completed", "cancelled") or bool(facts.superseded)
+    return ended and not (facts.parent or facts.undoing)
+
+
+class Deleter:
+    """The deletion of ended runs of one store, or of what they said, with their child runs.
+
+    Attributes:
+        children: finds the child runs.
+    """
+
+    def __init__(self, store: Store, seal: Seal) -> None:
+        self._store, self._seal, self.children = store, seal, ChildRuns(store, seal)
+        self._has_deleted = False
+
+    def delete(self, facts: RunFacts) -> int:
+        """Delete a run; return the number of deleted runs, or 0 if the run has changed since.
+
+        Raises:
+            RunBusyError: the run or a child run is being executed.
+            ConfigurationError: branches share its records.
+        """
+        place = self._store, self._seal, facts.run_id
+        deleted = delete_runs(*place, self.children, lambda: journals.facts_of(*place) == facts)
+        self._has_deleted |= deleted > 0
+        return deleted
+
+    def empty(self, run_id: str) -> bool:
+        """Delete what a run and its child runs have said; return whether there was something.
+
+        Raises:
+            RunBusyError: the run or a child run is being executed.
+        """
+        ids = [*self.children.below(run_id)]
+        emptied = sum(empty_streams(self._store, self._seal, each) for each in ids) > 0
+        self._has_deleted |= emptied
+        return emptied
+
+    def erase(self) -> None:
+        """Remove all traces of what was deleted from the files of the store."""
+        if self._has_deleted:
+            erase(self._store)
+
+
 def erase(store: Store) -> None:
     """Remove all traces of deleted runs from the files of a store, if the store supports that.
 

@@ -62,8 +62,8 @@ _SCHEDULES = [
 _OPERATION = [
     _mutant(
         "retention deletes a run that began anew since it was listed",
-        "_runs/retention.py",
-        "lambda: store.head(run_id) == head",
+        "_runs/verify.py",
+        "lambda: journals.facts_of(*place) == facts",
         "lambda: True",
         "test_retention.py::test_a_run_that_began_anew_since_it_was_listed",
     ),
