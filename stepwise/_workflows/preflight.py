@@ -22,7 +22,7 @@ from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
 from stepwise._execution.outcomes import ABOUT
-from stepwise._execution.process_memory import defined_steps, known_workflow
+from stepwise._execution.process_memory import defined_steps, known_workflow, workflows_named
 from stepwise._identity.following import versions_of
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
@@ -57,7 +57,7 @@ from stepwise._workflows.resume import (
     place_words,
     pool_of,
 )
-from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
+from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Store
 
 _CALL = "the program's own call"
@@ -110,12 +110,10 @@ class Forecast(NamedTuple):
 
 def forecast(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
     """Return what a start of this program would make of a run."""
+    if not workflows_named(facts.workflow):
+        return _of_unknown(store, seal, facts)
     try:
-        definition: Definition = known_workflow(facts.workflow)
-    except ConfigurationError as error:
-        return _of_unknown(store, seal, facts, str(error))
-    try:
-        return _Examined(store, seal, facts, definition).forecast()
+        return _Examined(store, seal, facts, known_workflow(facts.workflow)).forecast()
     except (StepwiseError, RunStopped) as error:
         return Forecast(facts, "refuses", why=str(error))
 
@@ -123,11 +121,9 @@ def forecast(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
 # -- runs of unknown workflows --------------------------------------------------------------------
 
 
-def _of_unknown(store: Store, seal: Seal, facts: RunFacts, why: str) -> Forecast:
+def _of_unknown(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
     """Return the forecast for a run whose workflow this process does not know."""
     label, place = facts.label, journals.place_of_run(facts)
-    if "knows no workflow" not in why:  # it knows several
-        return Forecast(facts, "refuses", why=why)
     is_here = place in sys.modules or any(file_of(name) == place for name in list(sys.modules))
     if facts.parts is None:
         what = "a graph, a step loop or a notebook, which a preflight does not examine"

@@ -59,7 +59,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 from stepwise import errors
 from stepwise._execution.active_run import current_scope
 from stepwise._execution.limit_turns import Turn
-from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
+from stepwise._execution.process_memory import (
+    known_workflow,
+    known_workflows,
+    memory,
+    names_of,
+    workflows_named,
+)
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._execution.viewer import error_of
@@ -1375,8 +1381,9 @@ class Supervisor:
         self._strange.add(run.facts.workflow)
         self._left[run.key] = _LeftAlone(run, 0)
         if unknown or len(self._left) <= _NAMED:
-            text, command = str(error), tuple[str, ...]()
-            why = "its workflow is not in these modules" if "knows no workflow" in text else text
+            command = tuple[str, ...]()
+            is_here = workflows_named(run.facts.workflow)  # several of one name
+            why = str(error) if is_here else "its workflow is not in these modules"
             try:
                 command = tuple(self._terms.continuing(run.run))
             except errors.StepwiseError as problem:
