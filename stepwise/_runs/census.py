@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from stepwise._journal import journal as journals
 from stepwise._journal.records import RunFacts
 from stepwise._journal.summary import deaths_of
+from stepwise._runs.steps import status_of
 from stepwise._runtime.facts import NamedTuple
 from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Store
@@ -74,24 +75,21 @@ class Census:
         """Return the status of an unfinished run, and since when it is due, if at all."""
         if facts is None:
             return "unreadable", None
-        if facts.status == "suspended":
+        place = self._store, self._seal
+        owned = facts.status == "running" and self._store.owner(facts.run_id) is not None
+        if facts.status != "running" or owned:
             moments = [each.until for each in facts.waits if each.until is not None]
-            return "suspended", min(moments, default=None)
-        if facts.status != "running" or self._store.owner(facts.run_id) is not None:
-            return facts.status, None
+            status = status_of(*place, facts, owned=owned)
+            return status, min(moments, default=None) if status == "suspended" else None
         known = self._crashed.get(facts.run_id)
         if known is None or known[0] != facts:
             try:
-                now = journals.facts_of(self._store, self._seal, facts.run_id) or facts
+                now = journals.facts_of(*place, facts.run_id) or facts
                 if now != facts:  # it has ended before its owner was asked for
                     return self._state(now)
-                known = self._crashed[facts.run_id] = facts, self._unowned(facts)
+                status = status_of(*place, facts, owned=False)
+                died = deaths_of(*place, facts).at if status in ("crashed", "cancelling") else None
+                known = self._crashed[facts.run_id] = facts, (status, died)
             except (StepwiseError, RunStopped):  # if the store is away, the next read says so
                 return "unreadable", None
         return known[1]
-
-    def _unowned(self, facts: RunFacts) -> tuple[str, float | None]:
-        if journals.is_ready(facts):
-            return "ready", None
-        deaths = deaths_of(self._store, self._seal, facts)
-        return ("stuck", None) if deaths.are_deadly else ("crashed", deaths.at)

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_args
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from stepwise import errors
 from stepwise._journal.lease import Lease
 from stepwise._runs.census import Census
+from stepwise._runs.steps import RunStatus
 from stepwise._runtime.event import Event
 from stepwise._runtime.events import listen
 from stepwise._workflows.up import Supervisor
@@ -55,10 +56,6 @@ _STEPS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)  # seconds
 _MOST = 200  # names of workflows, steps or limits; the others are "other"
 _FRESH = 10.0  # seconds for which the counts of a store are shown again
 _LIMIT = "for the limit "
-_STATUSES = (
-    *("running", "suspended", "crashed", "stuck", "ready", "interrupted"),
-    *("failed", "cancelled", "completed", "superseded"),
-)
 
 
 class ProcessMetrics:
@@ -143,7 +140,7 @@ class StoreCollector(Collector):
             found = []
         yield GaugeMetricFamily("stepwise_store_up", "1 if all stores can be read.", bool(found))
         if found:
-            numbers = Numbers(dict.fromkeys(_STATUSES, 0))
+            numbers = Numbers(dict.fromkeys(get_args(RunStatus), 0))
             for each in found:
                 numbers.update(each.by_status)
             yield _labelled(GaugeMetricFamily, "stepwise_runs", "status", numbers)
