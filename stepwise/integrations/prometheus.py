@@ -24,7 +24,7 @@ from stepwise._runtime.event import Event
 from stepwise._runtime.events import listen
 from stepwise._workflows.up import Supervisor
 from stepwise.integrations._supported import require
-from stepwise.stores import Store
+from stepwise.stores import Store, store_for_pages
 from stepwise.stores._group_commit import WriteTimes, write_times
 
 require("prometheus_client")
@@ -250,10 +250,9 @@ def pages(
         stores: of the runs that are counted.
         supervisor: of ``stepwise up``.
     """
-    registry, quick = CollectorRegistry(), list[Store]()
-    for store in stores:  # one that gives up early on a server that is away
-        for_pages = getattr(store, "for_pages", None)
-        quick.append(store if for_pages is None else for_pages(to_read=False))
+    registry = CollectorRegistry()
+    # They give up early on a server that is away.
+    quick = [store_for_pages(each, to_read=False) for each in stores]
     metrics = ProcessMetrics(registry)
     registry.register(StoreCollector(quick, supervisor))
     listen(metrics.on_event)
