@@ -39,20 +39,17 @@ from stepwise.http import _ai_sdk
 from stepwise.http._events import (
     END,
     Encode,
-    EventResponse,
     NoJsonError,
-    cancelled,
     encoder,
-    end_of_server,
     json_text,
     kept_alive,
     problem_event,
-    server_ends,
 )
 from stepwise.http._following import Followers
 from stepwise.http._starting import Authorization, Startable, Visitor, check_id, json_object, no_run
 from stepwise.stores import open_store
 from stepwise.ui._access import place
+from stepwise.ui._events import EventResponse, cancelled, end_of_server, server_ends
 
 _LARGEST = 16_000_000  # bytes of a body
 _LONGEST_WAIT = 60.0  # seconds that a request for JSON may wait

@@ -22,8 +22,8 @@ from stepwise._journal.summary import deaths_of
 from stepwise._runs.run import Run
 from stepwise._workflows.handles import Backlog, waker
 from stepwise.errors import RunBusyError, RunEndedError, RunStopped, StepwiseError
-from stepwise.http._events import server_ends
 from stepwise.stores import Store
+from stepwise.ui._events import server_ends
 
 _LOOK = 1.0  # seconds between two looks whether a run has lost its process
 

@@ -987,7 +987,7 @@ _PAGE = [
     ),
     _mutant(
         "an event stream keeps its server from ending",
-        "http/_events.py",
+        "ui/_events.py",
         "work = [self._send(send), _gone(receive), end_of_server()]",
         "work = [self._send(send), _gone(receive)]",
         "test_following.py::test_a_server_that_ends_ends_its_streams",
