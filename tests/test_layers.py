@@ -113,7 +113,8 @@ MAY_IMPORT = {
     ),
     "http": (
         "_execution.outcomes _execution.process_memory _identity.identity _journal _runs.run "
-        "_runs.streaming _runtime _values.data _workflows.handles _workflows.workflow ui._access"
+        "_runs.streaming _runtime _values.data _workflows.handles _workflows.workflow ui._access "
+        "ui._events"
     ),
     "testing": (
         "_calls _execution _journal _matching _runs _runtime _values integrations._model_calls "

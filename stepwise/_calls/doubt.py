@@ -15,7 +15,7 @@ from stepwise._journal.run_facts import Stop
 from stepwise._matching.pool import Match, differences, differing, ruling_on
 from stepwise._runtime import settings
 from stepwise._runtime.facts import public
-from stepwise._runtime.messages import count, shell_word
+from stepwise._runtime.messages import count, settling_commands, shell_word
 from stepwise._runtime.settings import public_url
 from stepwise.errors import RunStopped, StepInDoubtError
 from stepwise.stores import open_store
@@ -133,7 +133,7 @@ def _error(run_id: str, call: Call, lines: list[str]) -> StepInDoubtError:
 def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
     """Return the error for a call whose undoing was started and never finished."""
     option, key = _store_option(journal), compensation_key(call.key)
-    command = f"  stepwise resolve {shell_word(journal.run_id)} {call.number}"
+    landed, not_happened = settling_commands(journal.run_id, call.number, "null")
     what = f"the compensation of {call.name}"
     lines = [
         f"{what} was started and never finished: the call may or may not be undone.",
@@ -141,8 +141,8 @@ def compensation_in_doubt(journal: Journal, call: Call) -> StepInDoubtError:
         f"  step      {call.number}  {call.name}({call.arguments})",
         f"  key       {key}",
         "Find out whether it is undone, then settle it and run the program again:",
-        f"{command} --landed null{option}       (it is undone)",
-        f"{command} --did-not-happen{option}    (it is not)",
+        f"  {landed}{option}       (it is undone)",
+        f"  {not_happened}{option}    (it is not)",
     ]
     return _error(journal.run_id, call._replace(name=what, key=key), lines)
 
@@ -306,12 +306,9 @@ def _facts(active: ActiveRun, call: Call, word: str = "step") -> list[str]:
 
 
 def _commands(active: ActiveRun, call: Call) -> list[str]:
-    command = f"  stepwise resolve {shell_word(active.run_id)} {call.number}"
+    commands = settling_commands(active.run_id, call.number, "'<its result as JSON>'")
     store = _store_option(active.journal)
-    return [
-        f"{command} --landed '<its result as JSON>'{store}",
-        f"{command} --did-not-happen{store}",
-    ]
+    return [f"  {each}{store}" for each in commands]
 
 
 def _store_option(journal: Journal) -> str:

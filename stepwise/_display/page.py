@@ -43,7 +43,7 @@ from stepwise._display.words import (
     tries_text,
     when,
 )
-from stepwise._runtime.messages import count, shell_word
+from stepwise._runtime.messages import count, settling_commands
 from stepwise.errors import UnreadableValueError
 
 _LINES = 2000  # of source shown
@@ -258,12 +258,11 @@ def run_facts(run: RunPage) -> Markup:
 
 
 def _doubt(step: Any, run_id: str) -> Markup:
-    command = f"stepwise resolve {shell_word(run_id)} {step.number}"
     about = (
         f"is in doubt: step {step.number} may or may not have happened. Find out (its key is "
         f"{step.idempotency_key}), then run one of these:"
     )
-    return _ask(step, about, [f"{command} --landed JSON", f"{command} --did-not-happen"])
+    return _ask(step, about, settling_commands(run_id, step.number))
 
 
 def _stop(stop: Any) -> Markup:

@@ -265,16 +265,21 @@ def names_of(definition: Any) -> tuple[str, ...]:
     return (own, f"{definition.file}:{definition.label}") if definition.file else (own,)
 
 
+def workflows_named(full_name: str) -> list[Any]:
+    """Return the definitions of the workflows of that name: none, one, or several."""
+    alive = _alive()
+    found = [each for each in alive if each.full_name == full_name]
+    # Its file may have been started as a script, and be imported here.
+    return found or [each for each in alive if full_name in names_of(each)]
+
+
 def known_workflow(full_name: str) -> Any:
     """Return the definition of the workflow of that name, whose ``resume`` continues its runs.
 
     Raises:
         ConfigurationError: this process does not know it, or knows several that differ.
     """
-    alive = _alive()
-    found = [each for each in alive if each.full_name == full_name]
-    if not found:  # its file may have been started as a script, and be imported here
-        found = [each for each in alive if full_name in names_of(each)]
+    found = workflows_named(full_name)
     if not found:
         raise ConfigurationError(
             f"this process knows no workflow {full_name!r}: import the module that defines it "

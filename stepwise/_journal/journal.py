@@ -53,7 +53,7 @@ from stepwise._journal.seal import (
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.interrupts import Uninterrupted
-from stepwise._runtime.messages import Once, notice, shell_word
+from stepwise._runtime.messages import Once, first_of, notice, shell_word
 from stepwise._runtime.system_limits import stopped
 from stepwise._values.unpickling import Data
 from stepwise.errors import ConfigurationError, JournalLostError, StoreError
@@ -1197,10 +1197,9 @@ class Journal:
             return
         if not marked.last and (self.position.link is None or self.lost[-1] > self.position.last):
             self.unknown_effects += 1  # the kind of the last record is unknown
-        numbers = ", ".join(map(str, self.lost[:10])) + (", ..." if len(self.lost) > 10 else "")
         self._tell(
             f"run {self.run_id}: {len(self.lost)} of its records in {self.store.url} cannot be "
-            f"read ({numbers}); plain steps among them run again"
+            f"read ({first_of(self.lost, 10)}); plain steps among them run again"
         )
 
     def _tell(self, text: str) -> None:

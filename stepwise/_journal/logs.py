@@ -33,7 +33,7 @@ from stepwise._journal.persons import this_person
 from stepwise._journal.seal import NO_LINK, Seal, anchor_cell, drop_anchor, lift_anchor, named
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.interrupts import Uninterrupted
-from stepwise._runtime.messages import reports, shell_word
+from stepwise._runtime.messages import first_of, reports, shell_word
 from stepwise._values.unpickling import Data
 from stepwise.errors import CorruptStoreError, RunBusyError
 from stepwise.stores import Batch, Store
@@ -321,11 +321,10 @@ class Inbox:
 
     def _check(self, lost: list[int]) -> None:
         if lost:
-            numbers = ", ".join(map(str, lost[:10])) + ", ..." * (len(lost) > 10)
             raise CorruptStoreError(
                 f"the inbox of run {self._run_id!r} lacks messages that were sent to it (number "
-                f"{numbers}): they are damaged or missing. Have them sent again, if they can be, "
-                f"and give up the lost ones: "
+                f"{first_of(lost, 10)}): they are damaged or missing. Have them sent again, if "
+                "they can be, and give up the lost ones: "
                 f"stepwise verify {shell_word(self._run_id)} --repair",
                 run_id=self._run_id,
             )

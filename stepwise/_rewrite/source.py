@@ -92,6 +92,16 @@ class Source:
                 return node
         return None
 
+    @functools.cached_property
+    def words(self) -> set[str]:
+        """The names and texts that the whole file mentions, outside of comments."""
+        nodes = list[ast.AST]()
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            nodes += ast.walk(parsed("".join(self.lines)))
+        fields = ("id", "attr", "name", "value")
+        found = (getattr(each, field, None) for each in nodes for field in fields)
+        return {each for each in found if isinstance(each, str)}
+
     def functions(self) -> Iterator[tuple[str, FunctionNode]]:
         """Yield the functions of the whole file, each with its qualified name."""
         with contextlib.suppress(SyntaxError, ValueError, RecursionError):

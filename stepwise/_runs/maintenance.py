@@ -28,7 +28,7 @@ from typing import Any
 from stepwise import errors
 from stepwise._calls.limited import figures_text
 from stepwise._journal.cache import CallCache, cache_of
-from stepwise._journal.journal import facts_of, is_ready, open_head, seal_for, words_for
+from stepwise._journal.journal import facts_of, open_head, seal_for, words_for
 from stepwise._journal.lease import Lease
 from stepwise._journal.ledger import Ledger
 from stepwise._journal.limit_store import drop_idle_ledgers, ledgers
@@ -37,19 +37,18 @@ from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import deaths_of
 from stepwise._runs.copying import Copier
 from stepwise._runs.run import Listed, each_listed, listed, number_of_runs
-from stepwise._runs.steps import RunStatus
+from stepwise._runs.steps import RunStatus, status_of
 from stepwise._runs.verify import (
     ChildRuns,
-    delete_runs,
-    empty_streams,
-    erase,
+    Deleter,
+    is_over,
     note_restored,
 )
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
 from stepwise._runtime.settings import public_url
-from stepwise.stores import Head, Store, open_store
+from stepwise.stores import Store, open_store
 
 
 def _store() -> Any:
@@ -151,27 +150,24 @@ class Census:
         """Return the status of an unfinished run, and since when it is due, if at all."""
         if facts is None:
             return "unreadable", None
-        if facts.status == "suspended":
+        place = self._store, self._seal
+        owned = facts.status == "running" and self._store.owner(facts.run_id) is not None
+        if facts.status != "running" or owned:
             moments = [each.until for each in facts.waits if each.until is not None]
-            return "suspended", min(moments, default=None)
-        if facts.status != "running" or self._store.owner(facts.run_id) is not None:
-            return facts.status, None
+            status = status_of(*place, facts, owned=owned)
+            return status, min(moments, default=None) if status == "suspended" else None
         known = self._crashed.get(facts.run_id)
         if known is None or known[0] != facts:
             try:
-                now = facts_of(self._store, self._seal, facts.run_id) or facts
+                now = facts_of(*place, facts.run_id) or facts
                 if now != facts:  # it has ended before its owner was asked for
                     return self._state(now)
-                known = self._crashed[facts.run_id] = facts, self._unowned(facts)
+                status = status_of(*place, facts, owned=False)
+                died = deaths_of(*place, facts).at if status in ("crashed", "cancelling") else None
+                known = self._crashed[facts.run_id] = facts, (status, died)
             except (errors.StepwiseError, errors.RunStopped):
                 return "unreadable", None  # if the store is away, the next read says so
         return known[1]
-
-    def _unowned(self, facts: RunFacts) -> tuple[str, float | None]:
-        if is_ready(facts):
-            return "ready", None
-        deaths = deaths_of(self._store, self._seal, facts)
-        return ("stuck", None) if deaths.are_deadly else ("crashed", deaths.at)
 
 
 # -- deleting --------------------------------------------------------------------------------------
@@ -196,9 +192,7 @@ def old_runs(
 
 def _old(before: float, keep: int) -> Iterator[Listed]:
     seen = Counter[str]()
-    for each in each_listed(oldest=not keep):
-        if each.facts.parent or each.status not in _OVER:
-            continue
+    for each in each_listed(oldest=not keep, where=is_over):
         seen[each.facts.workflow] += 1
         if seen[each.facts.workflow] > keep and each.facts.updated_at <= before:
             yield each
@@ -226,16 +220,13 @@ def delete_each(
         found: the runs.
         streams: delete only what the runs and their child runs have said.
     """
-    children = None
+    store = _store()
+    deleter = Deleter(store, seal_for(store))
     for each in found:
-        children = children or ChildRuns(each.run.store, each.run._seal)
         try:
             if streams:
-                for run_id in children.below(each.run.id):
-                    empty_streams(each.run.store, each.run._seal, run_id)
-            elif not delete_runs(
-                each.run.store, each.run._seal, each.run.id, children, each.is_current
-            ):
+                deleter.empty(each.run.id)
+            elif not deleter.delete(each.facts):
                 continue  # it was executed again since it was found
         except (errors.StepwiseError, errors.RunStopped) as problem:
             yield each, problem
@@ -243,8 +234,7 @@ def delete_each(
                 return
         else:
             yield each, None
-    if children is not None:
-        erase(_store())
+    deleter.erase()
 
 
 # -- retention -------------------------------------------------------------------------------------
@@ -343,18 +333,25 @@ class _Keeper:
         with Lease(self._store, _NAME).acquire():
             if sweeps:
                 drop_idle_ledgers(self._store, self._seal, goes_on)
-            try:
-                if retain is not None:
-                    emptied = self._keep(retain, goes_on, sweeps=sweeps)
-            finally:
-                if emptied or self.deleted > before:
-                    erase(self._store)
+            if retain is not None:
+                deleter = Deleter(self._store, self._seal)
+                try:
+                    emptied = self._keep(retain, deleter, goes_on, sweeps=sweeps)
+                finally:
+                    deleter.erase()
         self._swept = began if sweeps and goes_on() else self._swept
         said = [f"what {count(emptied, 'run')} said"] * bool(emptied)
         runs = [count(self.deleted - before, "run")] * (self.deleted > before)
         return f"deleted {' and '.join(runs + said)}" if runs + said else ""
 
-    def _keep(self, retain: settings.Retain, goes_on: Callable[[], bool], *, sweeps: bool) -> int:
+    def _keep(
+        self,
+        retain: settings.Retain,
+        deleter: Deleter,
+        goes_on: Callable[[], bool],
+        *,
+        sweeps: bool,
+    ) -> int:
         """Delete runs; return the number of other runs whose streams were emptied."""
         most = math.inf if retain.runs is None else retain.runs
         too_many = (number_of_runs(self._store) or 0) - most
@@ -363,33 +360,29 @@ class _Keeper:
             return 0
         now, young, emptied, before = time.time(), 0, 0, self.deleted
         old, said = _before(now, retain.age), _before(now, retain.streams)
-        children = ChildRuns(self._store, self._seal)
         for head in self._store.heads():  # oldest first
             if not goes_on():
                 return emptied
             facts = open_head(self._seal, head) if head.finished else None
-            if facts is None or facts.parent or facts.undoing:
-                continue
-            if facts.status not in _ENDED and not facts.superseded:
+            if facts is None or not is_over(facts):
                 continue
             exceeds = self.deleted - before < too_many or self._excess > 0
             if exceeds or facts.updated_at <= old:
-                self.deleted += self._delete(head, children, retain)
+                self.deleted += self._delete(facts, deleter, retain)
             elif self._silent < facts.updated_at <= said:
-                emptied += self._empty(facts.run_id, children)
+                emptied += self._empty(facts.run_id, deleter)
             young = 0 if exceeds or facts.created_at <= max(old, said) else young + 1
             if young >= _YOUNG:
                 break
         self._silent = said
         return emptied
 
-    def _delete(self, head: Head, children: ChildRuns, retain: settings.Retain) -> int:
+    def _delete(self, facts: RunFacts, deleter: Deleter, retain: settings.Retain) -> int:
         """Delete a run with its child runs; return their number, or 0 if the run goes on."""
-        store, run_id = self._store, head.run_id
         try:
-            freed = sum(map(self._weight, children.below(run_id))) if self._excess else 0
-            is_meant = lambda: store.head(run_id) == head  # noqa: E731
-            deleted = delete_runs(store, self._seal, run_id, children, is_meant)
+            below = deleter.children.below(facts.run_id)
+            freed = sum(map(self._weight, below)) if self._excess else 0
+            deleted = deleter.delete(facts)
         except _OF_ONE_RUN:
             return 0
         self._freed += freed if deleted else 0
@@ -397,11 +390,10 @@ class _Keeper:
             self._excess = self._measured(retain)
         return deleted
 
-    def _empty(self, run_id: str, children: ChildRuns) -> bool:
+    def _empty(self, run_id: str, deleter: Deleter) -> bool:
         """Delete what a run and its child runs have said; return whether there was something."""
         try:
-            ids = [*children.below(run_id)]
-            return sum(empty_streams(self._store, self._seal, each) for each in ids) > 0
+            return deleter.empty(run_id)
         except _OF_ONE_RUN:
             return False
 

@@ -548,12 +548,26 @@ def differences(
     found = [*islice(_differing(one, other, path, set()), most + 1)]
     if len(found) > most:
         found = [(path, one, other)]
-    made = []
-    for where, old, new in found:
-        before = short(old, where, room).text if old is not ABSENT else None
-        after, cut = short(new, where, room) if new is not ABSENT else (None, ())
-        made.append(Difference(where, before, after, cut))
-    return made
+    return [_shown_difference(*each, room) for each in found]
+
+
+def _shown_difference(path: str, old: Any, new: Any, room: int) -> Difference:
+    if type(old) is str and type(new) is str and max(len(old), len(new)) > room:
+        return _of_long_texts(path, shown(old, path), shown(new, path), room)
+    before = short(old, path, room).text if old is not ABSENT else None
+    after, cut = short(new, path, room) if new is not ABSENT else (None, ())
+    return Difference(path, before, after, cut)
+
+
+def _of_long_texts(path: str, one: str, other: str, room: int) -> Difference:
+    """Return the difference of two texts, each cut to what is around the first difference."""
+    pairs = enumerate(zip(one, other, strict=False))
+    at = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
+    begin, end = max(0, at - room // 2), max(room, at + room // 2)
+    before, after = (
+        f"{'…' * bool(begin)}{each[begin:end]}{'…' * (len(each) > end)}" for each in (one, other)
+    )
+    return Difference(path, before, after, (path,) if after != other else ())
 
 
 _Differing = Iterator[tuple[str, Any, Any]]

@@ -1006,20 +1006,21 @@ class Listed:
         owned = self.owner is not None
         return run_steps.status_of(self.run.store, self.run._seal, self.facts, owned=owned)
 
-    def is_current(self) -> bool:
-        """Return whether the run has not changed since."""
-        return journals.facts_of(*self.run._place) == self.facts
+    @property
+    def counted(self) -> tuple[Mapping[str, int], Spent] | None:
+        """The steps by status, and the amounts, as the head says; ``None`` if it does not.
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the same as :meth:`Run.to_dict`, by the head of the run if it has ended.
-
-        A run that goes on, or has died, is ahead of its head: its journal is read.
+        A run that goes on, or has died, is ahead of its head.
         """
         tally = self.facts.tally if self.facts.status != "running" else None
-        if tally is None:
+        return (tally.counts, Spent(*tally.spent)) if tally is not None else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as :meth:`Run.to_dict`, by the head of the run if that says enough."""
+        counted = self.counted
+        if counted is None:
             return self.run.to_dict()
-        standing = run_steps.Observed(self.facts, self.owner, self.status)
-        return run_steps.run_dict(standing, tally.counts, Spent(*tally.spent))
+        return run_steps.run_dict(run_steps.Observed(self.facts, self.owner, self.status), *counted)
 
 
 def listed(

@@ -24,7 +24,7 @@ from stepwise._journal.summary import NAME, kept_summary
 from stepwise._runs.steps import checkpoints_of
 from stepwise._runtime.facts import public
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import count, shell_word
+from stepwise._runtime.messages import count, first_of, shell_word
 from stepwise.errors import ConfigurationError, RunNotFoundError
 from stepwise.stores import Batch, Store
 
@@ -80,15 +80,63 @@ def refuse_shared(store: Store, seal: Seal, run_id: str) -> None:
     """
     branches = journals.branches_of(store, seal, run_id)
     if branches:
-        first = ", ".join(branches[:5]) + ", ..." * (len(branches) > 5)
         raise ConfigurationError(
             f"run {run_id!r} stays, since its records are shared by {len(branches)} of its "
-            f"branches: {first}. Delete these first: stepwise forget "
+            f"branches: {first_of(branches, 5)}. Delete these first: stepwise forget "
             f"{' '.join(map(shell_word, branches[:5]))}"
         )
 
 
 # -- deleting -------------------------------------------------------------------------------------
+
+
+def is_over(facts: RunFacts) -> bool:
+    """Return whether a run may be deleted for its age: nobody would go on with it.
+
+    Child runs are deleted with the runs that call them.
+    """
+    ended = facts.status in ("completed", "cancelled") or bool(facts.superseded)
+    return ended and not (facts.parent or facts.undoing)
+
+
+class Deleter:
+    """The deletion of ended runs of one store, or of what they said, with their child runs.
+
+    Attributes:
+        children: finds the child runs.
+    """
+
+    def __init__(self, store: Store, seal: Seal) -> None:
+        self._store, self._seal, self.children = store, seal, ChildRuns(store, seal)
+        self._has_deleted = False
+
+    def delete(self, facts: RunFacts) -> int:
+        """Delete a run; return the number of deleted runs, or 0 if the run has changed since.
+
+        Raises:
+            RunBusyError: the run or a child run is being executed.
+            ConfigurationError: branches share its records.
+        """
+        place = self._store, self._seal, facts.run_id
+        deleted = delete_runs(*place, self.children, lambda: journals.facts_of(*place) == facts)
+        self._has_deleted |= deleted > 0
+        return deleted
+
+    def empty(self, run_id: str) -> bool:
+        """Delete what a run and its child runs have said; return whether there was something.
+
+        Raises:
+            RunBusyError: the run or a child run is being executed.
+        """
+        ids = [*self.children.below(run_id)]
+        emptied = sum(empty_streams(self._store, self._seal, each) for each in ids) > 0
+        self._has_deleted |= emptied
+        return emptied
+
+    def erase(self) -> None:
+        """Remove all traces of what was deleted from the files of the store."""
+        if self._has_deleted:
+            erase(self._store)
 
 
 def erase(store: Store) -> None:
@@ -240,7 +288,7 @@ class Verification:
         """The problems found, each with its consequence."""
         messages, batches = self.lost_messages, self.lost_batches
         told = {
-            f"{count(len(self.lost), 'record')} unreadable ({_numbers(self.lost)})": self.lost,
+            f"{count(len(self.lost), 'record')} unreadable ({first_of(self.lost, 10)})": self.lost,
             f"{count(self.tail, 'acknowledged record')} gone from the end": self.tail,
             f"{count(self.effects, 'announcement')} of side effects among them: find out "
             "whether they happened": self.effects,
@@ -248,23 +296,19 @@ class Verification:
             "at an older one, or by replay": self.damaged_checkpoints,
             "its entry in the listing is damaged": not self.listing,
             "its summary is damaged: listings read the whole journal": not self.summary,
-            f"{count(len(messages), 'message')} to it damaged or gone ({_numbers(messages)})": (
+            f"{count(len(messages), 'message')} to it damaged or gone ({first_of(messages, 10)})": (
                 messages
             ),
-            f"{count(len(batches), 'batch')} of its streams damaged or gone ({_numbers(batches)}): "
-            "readers get an error there": batches,
+            f"{count(len(batches), 'batch')} of its streams damaged or gone "
+            f"({first_of(batches, 10)}): readers get an error there": batches,
             "recorded arguments or local variables unreadable, of steps "
-            f"{_numbers(self.damaged_steps)}: nothing but showing them needs them": (
+            f"{first_of(self.damaged_steps, 10)}: nothing but showing them needs them": (
                 self.damaged_steps
             ),
             f"{count(self.damaged_versions, 'version')} of steps unreadable: whether these "
             "steps have changed since is not known": self.damaged_versions,
         }
         return [problem for problem, holds in told.items() if holds]
-
-
-def _numbers(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers[:10])) + ", ..." * (len(numbers) > 10)
 
 
 def verify(store: Store, seal: Seal, run_id: str) -> Verification:

@@ -39,7 +39,7 @@ from stepwise._runs.sources import WorkflowSource
 from stepwise._runs.steps import Place
 from stepwise._runtime.clock import now
 from stepwise._runtime.facts import PlainFacts, public
-from stepwise._runtime.messages import count, is_ours, printable, shell_word
+from stepwise._runtime.messages import count, is_ours, printable, settling_commands, shell_word
 from stepwise._values.preview import NO_SECRETS, NOT_SHOWN, error_text, type_name
 from stepwise.errors import ConfigurationError, StepNotFoundError, UnreadableValueError
 
@@ -860,9 +860,9 @@ class _RunReading:
             yield yes, f"{says}: {question.text}"
             yield from ((each, "say no") for each in no)
         for step in self.seen.in_doubt if status != "running" else ():
-            command = f"stepwise resolve {run_id} {step.number}"
-            yield f"{command} --landed JSON", f"{step.name} happened, and returned this"
-            yield f"{command} --did-not-happen", f"{step.name} did not happen, and may run"
+            landed, not_happened = settling_commands(self.facts.run_id, step.number)
+            yield landed, f"{step.name} happened, and returned this"
+            yield not_happened, f"{step.name} did not happen, and may run"
         for stop in self.seen.stops:
             yield from zip(stop.commands, stop.meanings, strict=True)
         for wait in pending(self.facts):

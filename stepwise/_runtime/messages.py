@@ -186,11 +186,26 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def first_of(items: Sequence[object], most: int) -> str:
+    """Return the first of some items as text, with dots if there are more."""
+    return ", ".join(map(str, items[:most])) + ", ..." * (len(items) > most)
+
+
 def shell_word(text: str) -> str:
     """Quote a run id or a URL, so that a printed command can be pasted into a shell."""
     import shlex  # on use: only the messages that print a command need it
 
     return shlex.quote(text)
+
+
+def settling_commands(run_id: str, step: int, result: str = "JSON") -> tuple[str, str]:
+    """Return the commands that settle a step in doubt: it happened, or it did not.
+
+    Args:
+        result: what stands in the place of the result.
+    """
+    command = f"stepwise resolve {shell_word(run_id)} {step}"
+    return f"{command} --landed {result}", f"{command} --did-not-happen"
 
 
 def file_name(path: str) -> str:

@@ -26,12 +26,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from stepwise import errors
-from stepwise._calls.awaitables import coroutine_of
 from stepwise._calls.call import Performance, Performer
 from stepwise._calls.driver import Core, Result, Sleep, drive
 from stepwise._checkpoints.checkpoints import spent_so_far
@@ -97,8 +96,6 @@ from stepwise._workflows.execute import (
     cancelled_before,
     execute,
     execute_async,
-    execute_async_generator,
-    execute_generator,
 )
 from stepwise._workflows.resume import WorkflowRun
 from stepwise.stores import Head, Store, open_store
@@ -1270,7 +1267,7 @@ def _is_numbered(run_id: str, base: str) -> bool:
     return run_id == base or run_id.removeprefix(f"{base}-").isdecimal()
 
 
-# -- invoke ---------------------------------------------------------------------------------------
+# -- calls ----------------------------------------------------------------------------------------
 
 
 _ROOM = 100  # frames that recording a call may need
@@ -1279,10 +1276,6 @@ _ROOM = 100  # frames that recording a call may need
 def _recurse(depth: int) -> None:
     if depth:
         _recurse(depth - 1)
-
-
-wakers: list[Callable[[TopLevel], None]] = []
-"""Functions that wake a suspended run in a notebook kernel, which outlives the cell."""
 
 
 class WorkflowCall(BoundCall):
@@ -1769,21 +1762,6 @@ class TopLevel(WorkflowCall):
         elif error is not None and self.opened:
             memory.stopped(self.store.url, self.run_id, self.given, self._digest_again)
 
-    @contextlib.contextmanager
-    def returning_run(self, want_run: bool) -> Generator[None, None, None]:
-        """Suppress the exception of a suspension if the caller asked for the run."""
-        try:
-            yield
-        except errors.RunSuspended as error:
-            if wakers and kernel_shell() is not None:
-                wakers[0](self)
-                from stepwise._execution.suspension import suspended_text  # on use
-
-                text = suspended_text(self.run_id, error.waits)
-                error.args = (f"{text}. It goes on in this kernel; then run the cell again",)
-            if not want_run:
-                raise
-
     def _digest_again(self) -> str:
         parts = self.look()
         return _digest.combine(parts.arguments, parts.instance)
@@ -1811,93 +1789,6 @@ def next_run_id(
     if meant.generated:
         raise no_id_yet(workflow.label)
     return starting.id_to_go_on(meant.run_id)
-
-
-# -- the four forms of a function: plain, coroutine, generator, asynchronous generator ------------
-
-
-def invoke(
-    workflow: Definition,
-    instance: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    want_run: bool,
-) -> Any:
-    """Call a workflow; return its result or ``Run``, awaitable or iterable as its function is."""
-    if workflow.is_generator or workflow.is_async_generator:
-        if current_scope() is not None:
-            # The items of a generator cannot be recorded as an outcome, so its steps belong to the
-            # caller's run.
-            return WorkflowCall(workflow, instance, args, kwargs).run_function()
-        top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
-        if workflow.is_generator:
-            return _drain(top) if want_run else _generate(top)
-        return _adrain(top) if want_run else execute_async_generator(top)
-    if not workflow.is_coroutine:
-        return _plain(workflow, instance, args, kwargs, want_run)
-    return coroutine_of(_awaited, workflow.label, workflow, instance, args, kwargs, want_run)
-
-
-def _plain(workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool) -> Any:
-    scope = current_scope()
-    if scope is not None:
-        child = ChildCall(workflow, instance, args, kwargs)
-        return _given(child, drive(child.prepare(scope)), want_run)
-    top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
-    with top.returning_run(want_run), top as opened:
-        value = opened.value if isinstance(opened, Recall) else execute(opened)
-    return run_of(top.store, top.run_id) if want_run else value
-
-
-def _given(child: ChildCall, result: Result, want_run: bool) -> Any:
-    """Return the result of a call of a child workflow, or its run."""
-    if want_run and isinstance(result.error, errors.RunSkipped):
-        return child.handle()
-    value = result.unwrap()
-    return child.handle() if want_run else value
-
-
-async def _awaited(
-    workflow: Definition, instance: Any, args: Any, kwargs: Any, want_run: bool
-) -> Any:
-    scope = current_scope()
-    if scope is not None:
-        from stepwise._calls.async_driver import adrive  # a synchronous program has no asyncio
-
-        child = ChildCall(workflow, instance, args, kwargs)
-        return _given(child, await adrive(child.prepare(scope)), want_run)
-    import asyncio
-
-    top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
-    await top.begin()
-    with top.returning_run(want_run), top as opened:
-        value = opened.value if isinstance(opened, Recall) else await execute_async(opened)
-        # A Ctrl-C during the last piece is raised now.  Raised after the end, it would lose the
-        # result, and the next call would be a new run.
-        await asyncio.sleep(0)
-    return run_of(top.store, top.run_id) if want_run else value
-
-
-def _generate(top: TopLevel) -> Generator[Any, Any, Any]:
-    with top as opened:
-        if isinstance(opened, Recall):
-            return None  # skipped; a generator recalls nothing
-        return (yield from execute_generator(opened))
-
-
-def _drain(top: TopLevel) -> Run:
-    with top.returning_run(True):
-        for _ in _generate(top):
-            pass
-    return run_of(top.store, top.run_id)
-
-
-async def _adrain(top: TopLevel) -> Run:
-    with top.returning_run(True):
-        async for _ in execute_async_generator(top):
-            pass
-    return run_of(top.store, top.run_id)
 
 
 @reports

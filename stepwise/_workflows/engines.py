@@ -54,7 +54,7 @@ from stepwise._runtime import settings
 from stepwise._runtime.event import Event, on_event
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import start_apart
-from stepwise._runtime.messages import reports
+from stepwise._runtime.messages import reports, shell_word
 from stepwise._runtime.system_limits import make_private, open_private
 from stepwise._values.codec import decode_error, dump_code, encode_error, traceback_text
 from stepwise._values.preview import Secrets
@@ -667,7 +667,7 @@ def _carry_out(order: Order, where: str) -> Reply:
         if stuck >= _HOPELESS:
             raise errors.StepwiseError(
                 f"run {order.run_id!r} is not tried again: its process died {stuck} times at the "
-                f"same step. To try it again: stepwise resume {order.run_id}"
+                f"same step. To try it again: stepwise resume {shell_word(order.run_id)}"
             )
     try:
         workflow, args, kwargs = loads(order.call, stored=False)

@@ -51,7 +51,7 @@ from stepwise._runtime import asyncio_state, clock, settings
 from stepwise._runtime.facts import NamedTuple, public
 from stepwise._runtime.forks import call_at_exit, process_lock, start_apart
 from stepwise._runtime.interrupts import Latch, ending
-from stepwise._runtime.messages import count, notice, reports, shell_word
+from stepwise._runtime.messages import count, first_of, notice, reports, shell_word
 from stepwise._values.preview import error_text, preview
 from stepwise._workflows.begin import TopLevel, run_of
 from stepwise._workflows.definition import Definition
@@ -1064,21 +1064,17 @@ def _unfinished(
 @reports
 def _tell(due: list[TopLevel], waiting: list[Run], left: list[tuple[Run, str]]) -> None:
     if due:
-        ids = _named([each.run_id for each in due])
+        ids = first_of([each.run_id for each in due], _SHOWN)
         notice(f"recover: {count(len(due), 'run')} continued here: {ids}")
     if waiting:
         notice(
             f"recover: {count(len(waiting), 'run')} suspended, and continued here when what they "
-            f"wait for has come: {_named([each.id for each in waiting])}"
+            f"wait for has come: {first_of([each.id for each in waiting], _SHOWN)}"
         )
     reasons = Counter(why for _, why in left)
     for why, many in reasons.most_common(_SHOWN):
-        ids = _named([run.id for run, each in left if each == why])
+        ids = first_of([run.id for run, each in left if each == why], _SHOWN)
         notice(f"recover: {count(many, 'run')} left alone ({ids}): {why}")
-
-
-def _named(ids: list[str]) -> str:
-    return ", ".join(ids[:_SHOWN]) + ", ..." * (len(ids) > _SHOWN)
 
 
 def _begun(

@@ -12,7 +12,6 @@ import importlib.machinery
 import itertools
 import json
 import os
-import re
 import sys
 import warnings
 from collections import Counter
@@ -23,7 +22,7 @@ from stepwise._calls.edits import EditedStep, asks, edits_in, forgotten_by
 from stepwise._checkpoints.checkpoints import Checkpoints, State
 from stepwise._execution.loadable import Loadable
 from stepwise._execution.outcomes import ABOUT
-from stepwise._execution.process_memory import defined_steps, known_workflow
+from stepwise._execution.process_memory import defined_steps, known_workflow, workflows_named
 from stepwise._identity.following import versions_of
 from stepwise._identity.identity import shown_parts
 from stepwise._identity.module_names import file_of
@@ -47,16 +46,18 @@ from stepwise._values.preview import error_text
 from stepwise._values.trees import found_at
 from stepwise._workflows.begin import counted_here, is_call_of
 from stepwise._workflows.definition import BoundCall, Definition
-from stepwise._workflows.rerun import replayed
+from stepwise._workflows.rerun import compared
 from stepwise._workflows.resume import (
     Fitting,
+    GoesOn,
     cannot_replay,
     in_children,
     is_known,
     newest_that_holds,
+    place_words,
     pool_of,
 )
-from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
+from stepwise.errors import RunStopped, StepwiseError
 from stepwise.stores import Store
 
 _CALL = "the program's own call"
@@ -82,7 +83,7 @@ class Forecast(NamedTuple):
     Args:
         facts: the recorded facts of the run.
         verdict: see :data:`Verdict`.
-        at: ``file:line`` where it resumes; empty if it does not.
+        at: ``file:line`` where it resumes; empty if it does not, or if that is not known.
         after: ``file:line`` of the last finished statement, as it was then.
         steps: the number of steps that need not be made again.
         lost: True if it does not resume at the checkpoint at which it would without the change.
@@ -109,12 +110,10 @@ class Forecast(NamedTuple):
 
 def forecast(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
     """Return what a start of this program would make of a run."""
+    if not workflows_named(facts.workflow):
+        return _of_unknown(store, seal, facts)
     try:
-        definition: Definition = known_workflow(facts.workflow)
-    except ConfigurationError as error:
-        return _of_unknown(store, seal, facts, str(error))
-    try:
-        return _Examined(store, seal, facts, definition).forecast()
+        return _Examined(store, seal, facts, known_workflow(facts.workflow)).forecast()
     except (StepwiseError, RunStopped) as error:
         return Forecast(facts, "refuses", why=str(error))
 
@@ -122,11 +121,9 @@ def forecast(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
 # -- runs of unknown workflows --------------------------------------------------------------------
 
 
-def _of_unknown(store: Store, seal: Seal, facts: RunFacts, why: str) -> Forecast:
+def _of_unknown(store: Store, seal: Seal, facts: RunFacts) -> Forecast:
     """Return the forecast for a run whose workflow this process does not know."""
     label, place = facts.label, journals.place_of_run(facts)
-    if "knows no workflow" not in why:  # it knows several
-        return Forecast(facts, "refuses", why=why)
     is_here = place in sys.modules or any(file_of(name) == place for name in list(sys.modules))
     if facts.parts is None:
         what = "a graph, a step loop or a notebook, which a preflight does not examine"
@@ -367,10 +364,9 @@ class _Examined:
 
     def _at_checkpoint(self, state: State, pool: Pool, fits: Fitting) -> Forecast:
         self._look_at(pool)
-        at = fits.resumes_at(state).removeprefix("at ")
         return self._made(
             "resumes",
-            at=at,
+            at=fits.resumes_at(state),
             after=state.where,
             steps=state.step,
             lost=self._has_lost(fits, state),
@@ -446,7 +442,7 @@ class _Examined:
 
     def _is_plain(self, module: str, name: str) -> bool:
         """Return whether a plain function is a step once the workflow gives it to ``best_of``."""
-        if "best_of" not in "".join(self.definition.source.lines):
+        if "best_of" not in self.definition.source.words:
             return False
         return name.endswith("<lambda>") or callable(found_at(module, name))
 
@@ -454,10 +450,9 @@ class _Examined:
         """Yield what has changed about a wait."""
         call = recorded.call
         if call.is_wait:
-            if wait.kind == "signal" and self.facts.code != self.definition.code:
-                text = "".join(self.definition.source.lines)
-                if not re.search(rf"(['\"]){re.escape(wait.name)}\1", text):
-                    yield f"waits for the signal {wait.name!r}, which its function no longer names"
+            edited = self.facts.code != self.definition.code
+            if wait.kind == "signal" and edited and wait.name not in self.definition.source.words:
+                yield f"waits for the signal {wait.name!r}, which its function no longer names"
             return
         tools = defined_steps(self._module(call.module), call.name)
         if not tools:
@@ -489,24 +484,25 @@ def _named(counted: Mapping[str, int]) -> str:
 
 
 _NEWEST = 1 << 60  # steps: more than any run has
-_START = re.compile(r"(resumes|replays|begins)(?: (?:at )?((?:after )?\S+:\d+))?")
-_DONE = re.compile(r"(\d+) steps?")
 
 
 class Replayed(NamedTuple):
     """The outcome of executing the code of a workflow with the recorded results.
 
     Args:
-        start: where the execution began, in words; empty if there was none.
         told: how far the record answered, or why there was no execution.
         stops: True if the run stops there, and a person has to decide.
-        answered: the number of recorded calls that have an answer.
+        goes_on: where the execution began; ``None`` if there was none.
     """
 
-    start: str
     told: str
     stops: bool = False
-    answered: int = 0
+    goes_on: GoesOn | None = None
+
+    @classmethod
+    def loaded(cls, told: str, stops: bool, goes_on: Sequence[Any] | None) -> Replayed:
+        """Return what another process found, from the lists that JSON makes of it."""
+        return cls(told, stops, GoesOn(*goes_on) if goes_on is not None else None)
 
 
 def replay(replica: Replica) -> Replayed:
@@ -516,39 +512,37 @@ def replay(replica: Replica) -> Replayed:
     """
     try:
         definition = known_workflow(replica.facts.workflow)
-        again = replayed(replica, definition, _NEWEST)
+        again = compared(replica, definition, _NEWEST)
     except RunStopped as error:
-        return Replayed("", str(error), stops=True)
+        return Replayed(str(error), stops=True)
     except StepwiseError as error:
-        return Replayed("", f"not replayed: {error}")
+        return Replayed(f"not replayed: {error}")
     except BaseException as error:  # the code of the workflow may raise anything
         told = f"{type(error).__name__}: {error_text(error)}"
-        return Replayed("", f"not replayed: it raises {told}")
-    answered = sum(each.answers for each in pool_of(replica.entries, set()).all)
+        return Replayed(f"not replayed: it raises {told}")
     if again.difference is not None:
-        return Replayed(again.start, f"replayed: {again.difference}", answered=answered)
+        return Replayed(f"replayed: {again.difference}", goes_on=again.goes_on)
     ends = {"record": "to the end of the record", "raised": "until it raised"}.get(again.end, "")
     told = f"replayed as recorded{', ' if ends else ''}{ends}"
-    return Replayed(again.start, told, answered=answered)
+    return Replayed(told, goes_on=again.goes_on)
 
 
 def with_replay(found: Forecast, said: Replayed) -> Forecast:
     """Return the forecast after the code was executed, which leaves less unknown."""
     if said.stops:
         return found._replace(verdict="refuses", why=said.told, unknown=())
-    start, done = _START.match(said.start), _DONE.search(said.start)
+    now = said.goes_on
     found = found._replace(notes=(*found.notes, said.told))
-    if start is None or found.verdict == "recalls":
+    if now is None or found.verdict == "recalls":
         return found
-    verdict: Any = start[1]
-    at = start[2] or ""
     unknown = tuple(each for each in found.unknown if each.startswith(_CALL))
-    if (verdict, at) == (found.verdict, found.at):
+    if (now.verdict, now.at) == (found.verdict, found.at):
         return found._replace(unknown=unknown)
     if not found.unknown:
-        return found._replace(unknown=(f"the replay, which {said.start}",))
-    steps = int(done[1]) if done is not None and verdict == "resumes" else said.answered
-    return found._replace(verdict=verdict, at=at, steps=steps, lost=True, unknown=unknown)
+        return found._replace(unknown=(f"the replay, which {now}",))
+    return found._replace(
+        verdict=now.verdict, at=now.at, steps=now.steps, lost=True, unknown=unknown
+    )
 
 
 # -- of whole stores ------------------------------------------------------------------------------
@@ -609,7 +603,7 @@ class Forecasts:
         try:
             replica = taken_from(store, seal, found.facts.run_id)
         except (StepwiseError, RunStopped) as error:
-            return with_replay(found, Replayed("", f"not replayed: {error}"))
+            return with_replay(found, Replayed(f"not replayed: {error}"))
         return with_replay(found, self._execute(replica))
 
 
@@ -628,9 +622,8 @@ def _forecast_now(store: Store, seal: Seal, run_id: str) -> Forecast | None:
 def words_for(found: Forecast) -> Sequence[str]:
     """Return the forecast in words: what happens, then what is to be known about it."""
     told = {
-        "resumes": f"resumes at {found.at}, after {count(found.steps, 'step')}"
-        if ":" in found.at
-        else f"resumes {found.at}",
+        "resumes": f"resumes {place_words(found.at, found.after)}, after "
+        f"{count(found.steps, 'step')}",
         "replays": f"replays from the top, {count(found.steps, 'step')} answered",
         "begins": "begins at the top",
         "recalls": "returns its result",

@@ -63,7 +63,7 @@ from stepwise._workflows.definition import Definition
 from stepwise._workflows.execute import Invocation
 from stepwise._workflows.frame import WorkflowFrame
 from stepwise._workflows.handles import call_again, executed
-from stepwise._workflows.resume import WorkflowRun
+from stepwise._workflows.resume import GoesOn, WorkflowRun
 from stepwise.errors import (
     ConfigurationError,
     RunStopped,
@@ -212,7 +212,23 @@ def rerun(
         )
     with placeholder_keys():
         definition = _workflow(replica, workflow)
-        return replayed(replica, definition, at, live, answers or {}, ignore, inputs or {})
+        look = compared(replica, definition, at, live, answers or {}, ignore, inputs or {})
+    return _rerun_of(look, definition)
+
+
+def _rerun_of(look: Comparing, workflow: Definition) -> Rerun:
+    return Rerun(
+        look.run_id,
+        workflow.label,
+        str(look.goes_on),
+        look.difference,
+        tuple(look.calls),
+        look.result,
+        look.error,
+        look.end,
+        look.replica.masked,
+        tuple(_changed_steps(look)),
+    )
 
 
 def _replica(run: Run | str | os.PathLike[str], store: Any) -> Replica:
@@ -262,7 +278,7 @@ def _workflow(replica: Replica, given: Any) -> Definition:
     return found
 
 
-def replayed(
+def compared(
     replica: Replica,
     workflow: Definition,
     at: At,
@@ -270,7 +286,7 @@ def replayed(
     answers: Mapping[str, Callable[..., Any]] = _NOTHING,
     ignore: Collection[str] = (),
     inputs: Mapping[str, Any] = _NOTHING,
-) -> Rerun:
+) -> Comparing:
     """Execute a recorded run again with a workflow's code, in memory, and compare.
 
     Args:
@@ -298,21 +314,7 @@ def replayed(
         if before is not None and before.path == found.path:  # it differs at each execution
             ignored.add(re.split(r"[.\[]", found.path)[0])
         before = found
-    end: Any = "raised" if look.error is not None else "returned" if look.has_ended else "record"
-    if look.difference is not None and not look.has_ended:
-        end = "differs"
-    return Rerun(
-        replica.facts.run_id,
-        workflow.label,
-        look.start,
-        look.difference,
-        tuple(look.calls),
-        look.result,
-        look.error,
-        end,
-        replica.masked,
-        tuple(_changed_steps(look)),
-    )
+    return look
 
 
 def _main_with(module: ModuleType, main: ModuleType) -> ModuleType:
@@ -494,7 +496,7 @@ class Comparing(Replay):
     Attributes:
         difference: the first difference; ``None`` while there is none.
         calls: the calls so far.
-        start: where the rerun began, in words.
+        goes_on: where the rerun began.
         result, error: how the workflow function ended, if it did.
         has_ended: True once it did.
         problem: why the rerun cannot go on, if it cannot.
@@ -515,7 +517,7 @@ class Comparing(Replay):
         self.ignored = ignored
         self.difference: RerunDifference | None = None
         self.calls: list[RerunCall] = []
-        self.start = ""
+        self.goes_on = GoesOn("begins", "")
         self.result: Any = None
         self.error: BaseException | None = None
         self.has_ended = False
@@ -525,6 +527,13 @@ class Comparing(Replay):
         for moment in replica.moments:
             self.moments.setdefault(moment.step, []).append(moment)
         self._orders: dict[str, list[int]] = {}  # of the recorded calls, by run
+
+    @property
+    def end(self) -> Literal["returned", "raised", "differs", "record"]:
+        """How the rerun ended; see :class:`.rerun.Rerun`."""
+        if self.difference is not None and not self.has_ended:
+            return "differs"
+        return "raised" if self.error is not None else "returned" if self.has_ended else "record"
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -890,4 +899,5 @@ class ComparedRun(WorkflowRun):
         """Note where the rerun begins; nothing else is recorded."""
         self.active.begun = True
         why = self._fits.why
-        self.look.start = f"{self._told}{f' ({why})' if why else ''}"
+        details = f"{self._goes_on.details}{f' ({why})' if why else ''}"
+        self.look.goes_on = self._goes_on._replace(details=details)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State, lost_by_replay
 from stepwise._checkpoints.variables import load_values
@@ -31,6 +31,7 @@ from stepwise._rewrite.frame import pending
 from stepwise._rewrite.source import Source, following_line, prefix_fingerprint
 from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import settings
+from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, is_ours, notice, shell_word
 from stepwise._values.codec import JSON, PYTHON
 from stepwise._workflows.definition import BoundCall, is_defined
@@ -285,7 +286,7 @@ class Fitting:
         self._reasons.append(why)
 
     def resumes_at(self, state: State) -> str:
-        """Return the place at which a run resumes after a checkpoint, as text."""
+        """Return ``file:line`` of the statement after a checkpoint; empty if it is not known."""
         node, other = self._node(), self.given_up
         line = following_line(node, state.position) if node is not None else None
         if other is not None:
@@ -293,7 +294,7 @@ class Fitting:
                 f"the checkpoint at {state.where} holds; the one at {other.where}, after "
                 f"{count(other.step, 'step')}, is given up, since {self._changed}"
             )
-        return f"at {state.file}:{line}" if line is not None else f"after {state.where}"
+        return f"{state.file}:{line}" if line is not None else ""
 
     @property
     def why(self) -> str:
@@ -321,6 +322,31 @@ def cannot_replay(journal: Journal, facts: RunFacts, why: str) -> CodeChangedErr
     )
 
 
+def place_words(at: str, after: str) -> str:
+    """Return where a run resumes, as text: at a statement, or after one if that is not known."""
+    return f"at {at}" if at else f"after {after}"
+
+
+class GoesOn(NamedTuple):
+    """Where a run goes on; its text is what users read.
+
+    Args:
+        verdict: it continues inside its function, replays from the top, or begins there with
+            nothing that answers.
+        details: the words after the verdict.
+        at: see :meth:`Fitting.resumes_at`; empty at the top.
+        steps: the number of steps that need not be made again.
+    """
+
+    verdict: Literal["resumes", "replays", "begins"]
+    details: str
+    at: str = ""
+    steps: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.verdict}{self.details}"
+
+
 class WorkflowRun(OpenedRun):
     """A run of a workflow function, called so that the function continues where the run stopped."""
 
@@ -335,7 +361,7 @@ class WorkflowRun(OpenedRun):
         # Checkpoints are pickles: where only data is trusted, every run replays from the top.
         self._rewritten = None if settings.trusts_data_only() else call.rewritten
         self._void = self._is_first = False
-        self._told = ""
+        self._goes_on = GoesOn("begins", "")
         self._checkpoints = Checkpoints(
             active.journal, options.retention, options.keep, prune_journal=options.prune_journal
         )
@@ -403,7 +429,7 @@ class WorkflowRun(OpenedRun):
             return None
         loaded, state, entries = found
         go_on_at(self.active, state, entries)
-        self._told = self._resumes_at(loaded.state)
+        self._goes_on = self._resumes_at(loaded.state)
         return loaded
 
     def _fitting(self) -> Iterator[tuple[Loaded, State]]:
@@ -418,14 +444,15 @@ class WorkflowRun(OpenedRun):
             self._void = True
         return entries
 
-    def _resumes_at(self, state: State) -> str:
-        """Return the notice of a run that resumes at a checkpoint."""
-        where, code = self._fits.resumes_at(state), self._callee.workflow.code
+    def _resumes_at(self, state: State) -> GoesOn:
+        """Return where the run resumes at a checkpoint."""
+        at, code = self._fits.resumes_at(state), self._callee.workflow.code
         edited = self._fits.given_up is None and bool(code) and code != self.active.facts.code
-        return (
-            f"resumes {where}, after {count(state.step, 'step')}{in_children(self.active.pool)}"
-            f"{' (the code below it was edited)' if edited else ''}"
+        details = (
+            f" {place_words(at, state.where)}, after {count(state.step, 'step')}"
+            f"{in_children(self.active.pool)}{' (the code below it was edited)' if edited else ''}"
         )
+        return GoesOn("resumes", details, at, state.step)
 
     def _replay(self) -> None:
         """Replay the run from the top, with answers from the journal."""
@@ -436,15 +463,15 @@ class WorkflowRun(OpenedRun):
         entries = self._load(Position()) or []
         done = go_on_from_the_top(active, entries)
         within = in_children(active.pool)
+        self._is_first = not (done or within) and is_only_submitted(entries)
         if done:
-            self._told = (
-                f"replays from the top, {count(done, 'step')} answered by the journal{within}"
-            )
+            answered = f"{count(done, 'step')} answered by the journal"
+            self._goes_on = GoesOn("replays", f" from the top, {answered}{within}", steps=done)
+        elif self._is_first:
+            self._goes_on = GoesOn("begins", ", as it was submitted")
         else:
-            self._told = f"begins again from the top{within or self._with_nothing_done()}"
-            self._is_first = not within and is_only_submitted(entries)
-            if self._is_first:
-                self._told = "begins, as it was submitted"
+            why = within or self._with_nothing_done()
+            self._goes_on = GoesOn("begins", f" again from the top{why}")
         if self.call.arguments_changed:
             self._put_arguments_back(entries)
 
@@ -486,8 +513,8 @@ class WorkflowRun(OpenedRun):
         active = self.active
         step = active.progress.resumed_from or 0
         code = self._callee.workflow.code
-        record_resumed(active, self._told, step, code=code, void=self._void)
+        record_resumed(active, str(self._goes_on), step, code=code, void=self._void)
         has_table = active.is_branch or is_ours(self._callee.workflow.source.filename)
         if active.parent is None and not (self._is_first or has_table):
             why = self._fits.why
-            notice(f"{active.run_id} {self._told}{f' ({why})' if why else ''}")
+            notice(f"{active.run_id} {self._goes_on}{f' ({why})' if why else ''}")

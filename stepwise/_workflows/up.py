@@ -38,7 +38,13 @@ from typing import Literal
 
 from stepwise import errors
 from stepwise._calls.limited import Turn, ask_for_run
-from stepwise._execution.process_memory import known_workflow, known_workflows, memory, names_of
+from stepwise._execution.process_memory import (
+    known_workflow,
+    known_workflows,
+    memory,
+    names_of,
+    workflows_named,
+)
 from stepwise._execution.suspension import pending
 from stepwise._execution.tasks import drained
 from stepwise._journal.journal import newest_mark, read_head
@@ -737,8 +743,9 @@ class Supervisor:
         self._strange.add(run.facts.workflow)
         self._left[run.key] = _LeftAlone(run, 0)
         if unknown or len(self._left) <= _NAMED:
-            text, command = str(error), tuple[str, ...]()
-            why = "its workflow is not in these modules" if "knows no workflow" in text else text
+            command = tuple[str, ...]()
+            is_here = workflows_named(run.facts.workflow)  # several of one name
+            why = str(error) if is_here else "its workflow is not in these modules"
             try:
                 command = tuple(self._terms.continuing(run.run))
             except errors.StepwiseError as problem:

@@ -7,29 +7,40 @@ not take it for the bare function.  It is equal only to itself, and it can be pi
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime as dt
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
+from stepwise import errors
+from stepwise._calls.awaitables import coroutine_of
+from stepwise._calls.driver import Core, Result, drive
 from stepwise._calls.steps import step_of
 from stepwise._checkpoints.checkpoints import Retention
+from stepwise._execution.active_run import current_scope
 from stepwise._execution.process_memory import keep_up_to_date, name_truly, register
 from stepwise._identity.identity import Key, label_of
 from stepwise._runtime import options as _options
-from stepwise._runtime.messages import fold
+from stepwise._runtime.messages import fold, kernel_shell
 from stepwise._values.codec import pickled_by_value
 from stepwise._values.preview import Redact
 from stepwise._values.trees import found_at
 from stepwise._workflows import definition as definitions
-from stepwise._workflows.begin import ChildCall, TopLevel, invoke, next_run_id, wakers
+from stepwise._workflows.begin import ChildCall, TopLevel, WorkflowCall, next_run_id, run_of
+from stepwise._workflows.execute import (
+    Recall,
+    execute,
+    execute_async,
+    execute_async_generator,
+    execute_generator,
+)
 from stepwise.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from stepwise._calls.driver import Core
     from stepwise._execution.budget import Budget
     from stepwise._runs.run import Run
     from stepwise._workflows.handles import AsyncHandle, Handle
@@ -57,9 +68,122 @@ T = TypeVar("T")
 
 _NOTHING = object()  # None is the result of a decorator that forgot its return
 
+
+# -- the four forms of a function: plain, coroutine, generator, asynchronous generator ------------
+
+
+def _invoke(
+    workflow: definitions.Definition,
+    instance: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    want_run: bool,
+) -> Any:
+    """Call a workflow; return its result or ``Run``, awaitable or iterable as its function is."""
+    if workflow.is_generator or workflow.is_async_generator:
+        if current_scope() is not None:
+            # The items of a generator cannot be recorded as an outcome, so its steps belong to the
+            # caller's run.
+            return WorkflowCall(workflow, instance, args, kwargs).run_function()
+        top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+        if workflow.is_generator:
+            return _drain(top) if want_run else _generate(top)
+        return _adrain(top) if want_run else execute_async_generator(top)
+    if not workflow.is_coroutine:
+        return _plain(workflow, instance, args, kwargs, want_run)
+    return coroutine_of(_awaited, workflow.label, workflow, instance, args, kwargs, want_run)
+
+
+def _plain(
+    workflow: definitions.Definition, instance: Any, args: Any, kwargs: Any, want_run: bool
+) -> Any:
+    scope = current_scope()
+    if scope is not None:
+        child = ChildCall(workflow, instance, args, kwargs)
+        return _given(child, drive(child.prepare(scope)), want_run)
+    top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+    with _returning_run(top, want_run), top as opened:
+        value = opened.value if isinstance(opened, Recall) else execute(opened)
+    return run_of(top.store, top.run_id) if want_run else value
+
+
+def _given(child: ChildCall, result: Result, want_run: bool) -> Any:
+    """Return the result of a call of a child workflow, or its run."""
+    if want_run and isinstance(result.error, errors.RunSkipped):
+        return child.handle()
+    value = result.unwrap()
+    return child.handle() if want_run else value
+
+
+async def _awaited(
+    workflow: definitions.Definition, instance: Any, args: Any, kwargs: Any, want_run: bool
+) -> Any:
+    scope = current_scope()
+    if scope is not None:
+        from stepwise._calls.async_driver import adrive  # a synchronous program has no asyncio
+
+        child = ChildCall(workflow, instance, args, kwargs)
+        return _given(child, await adrive(child.prepare(scope)), want_run)
+    import asyncio
+
+    top = TopLevel(workflow, instance, args, kwargs, skips=want_run)
+    await top.begin()
+    with _returning_run(top, want_run), top as opened:
+        value = opened.value if isinstance(opened, Recall) else await execute_async(opened)
+        # A Ctrl-C during the last piece is raised now.  Raised after the end, it would lose the
+        # result, and the next call would be a new run.
+        await asyncio.sleep(0)
+    return run_of(top.store, top.run_id) if want_run else value
+
+
+def _generate(top: TopLevel) -> Generator[Any, Any, Any]:
+    with top as opened:
+        if isinstance(opened, Recall):
+            return None  # skipped; a generator recalls nothing
+        return (yield from execute_generator(opened))
+
+
+def _drain(top: TopLevel) -> Run:
+    with _returning_run(top, True):
+        for _ in _generate(top):
+            pass
+    return run_of(top.store, top.run_id)
+
+
+async def _adrain(top: TopLevel) -> Run:
+    with _returning_run(top, True):
+        async for _ in execute_async_generator(top):
+            pass
+    return run_of(top.store, top.run_id)
+
+
+@contextlib.contextmanager
+def _returning_run(top: TopLevel, want_run: bool) -> Generator[None, None, None]:
+    """Suppress the exception of a suspension if the caller asked for the run.
+
+    A notebook kernel outlives the cell, so it executes the run again once that must continue.
+    """
+    try:
+        yield
+    except errors.RunSuspended as error:
+        if kernel_shell() is not None:
+            from stepwise._execution.suspension import suspended_text  # on use
+            from stepwise._workflows.handles import wake_here
+
+            wake_here(top)
+            text = suspended_text(top.run_id, error.waits)
+            error.args = (f"{text}. It goes on in this kernel; then run the cell again",)
+        if not want_run:
+            raise
+
+
+# -- the workflow ----------------------------------------------------------------------------------
+
+
 Operation = Callable[[definitions.Definition, Any, tuple[Any, ...], dict[str, Any]], Any]
-_give_result: Operation = functools.partial(invoke, want_run=False)
-_give_run: Operation = functools.partial(invoke, want_run=True)
+_give_result: Operation = functools.partial(_invoke, want_run=False)
+_give_run: Operation = functools.partial(_invoke, want_run=True)
 
 
 def _start(workflow: definitions.Definition, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -282,15 +406,6 @@ class _BoundWorkflow(_Offers[P, R_co], BoundFunctionWrapper):
                         return _get, (base, name, instance, owner)
                     return _with_options, (found.__get__(instance, owner), options)
         return _bind, (self._self_parent, instance, owner)
-
-
-def _wake(top: TopLevel) -> None:
-    from stepwise._workflows.handles import wake_here  # on use
-
-    wake_here(top)
-
-
-wakers.append(_wake)
 
 
 class Workflow(_Offers[P, R_co], FunctionWrapper):

@@ -118,8 +118,9 @@ def _in_child(replica: Replica) -> Replayed:
         yield replay(replica)
 
     for said in answers_of(execute, seconds=_SECONDS, silent=True):
-        return Replayed(*said) if isinstance(said, list) else Replayed("", f"not replayed: {said}")
-    return Replayed("", "not replayed: its process said nothing")
+        found = isinstance(said, list)
+        return Replayed.loaded(*said) if found else Replayed(f"not replayed: {said}")
+    return Replayed("not replayed: its process said nothing")
 
 
 def _to_dict(found: Forecast) -> dict[str, Any]:

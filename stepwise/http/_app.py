@@ -47,19 +47,16 @@ from stepwise.http import _ai_sdk
 from stepwise.http._following import (
     END,
     Encode,
-    EventResponse,
     Followers,
     NoJsonError,
-    cancelled,
     encoder,
-    end_of_server,
     json_text,
     kept_alive,
     problem_event,
-    server_ends,
 )
 from stepwise.stores import Store, open_store
 from stepwise.ui._access import place
+from stepwise.ui._events import EventResponse, cancelled, end_of_server, server_ends
 
 _LARGEST = 16_000_000  # bytes of a body
 _LONGEST_WAIT = 60.0  # seconds that a request for JSON may wait

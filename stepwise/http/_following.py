@@ -1,7 +1,4 @@
-"""Following a run: its server-sent events, the response that holds them, its readers.
-
-A server waits for its open responses before it tells an application that it ends.  uvicorn sets
-``should_exit`` at the signal, so the response looks at that, as ``sse-starlette`` does.
+"""Following a run: its server-sent events, and its readers.
 
 Readers of a run give it a process that continues it, and an end when nobody reads on.
 ``recover()`` looks once, when a server starts.  A run whose server dies later is continued by the
@@ -9,9 +6,6 @@ first server that a reader of it comes to.
 
 The readers that other processes and applications serve are not known here, so
 ``cancel_when_left`` is for one process, or for several with each run's readers at one of them.
-
-Rejected: Starlette's ``StreamingResponse``.  A reader that has stopped reading blocks its
-generator, which then notices neither the end of the server nor that the reader is gone.
 
 Rejected: a record in the store for each reader; a reader would cost writes, and that of a killed
 server would stay.
@@ -23,18 +17,18 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 from stepwise._execution.process_memory import known_workflow
 from stepwise._journal.journal import facts_of, seal_for
 from stepwise._journal.summary import deaths_of
 from stepwise._runs.run import Run
-from stepwise._runtime.interrupts import sigterms
 from stepwise._values.data import plain
 from stepwise._workflows.handles import Backlog, waker
 from stepwise.errors import RunBusyError, RunEndedError, RunStopped, StepwiseError
 from stepwise.stores import Store
+from stepwise.ui._events import cancelled, server_ends
 
 # -- events ----------------------------------------------------------------------------------------
 
@@ -95,23 +89,10 @@ def problem_event(text: str) -> bytes:
     return event(json_text(text, "a problem"), "problem", END)
 
 
-# -- the response ----------------------------------------------------------------------------------
+# -- the events of a stream -----------------------------------------------------------------------
 
 
 _ALIVE = 15.0  # seconds without an item after which a reader gets a comment
-_LOOK_AT_SERVER = 0.2  # seconds between two looks whether the server ends
-
-
-def server_ends() -> bool:
-    """Return whether the server of this process has been asked to end."""
-    server = getattr(sigterms.handler, "__self__", None)
-    return getattr(server, "should_exit", False) is True
-
-
-async def end_of_server() -> None:
-    """Return when the server of this process has been asked to end."""
-    while not server_ends():  # noqa: ASYNC110 -- a signal handler of uvicorn sets it
-        await asyncio.sleep(_LOOK_AT_SERVER)
 
 
 async def kept_alive(
@@ -142,76 +123,6 @@ async def kept_alive(
                     raise problem
         finally:
             await cancelled(following)
-
-
-class EventResponse:
-    """A response of server-sent events.
-
-    Args:
-        chunks: what is sent.
-        reading: entered while the reader is there.
-        headers: more headers.
-        says_end: True if the events themselves say that they are all there; else a connection that
-            breaks says that they are not.
-    """
-
-    def __init__(
-        self,
-        chunks: AsyncGenerator[bytes, None],
-        reading: AbstractContextManager[Any],
-        headers: dict[str, str],
-        *,
-        says_end: bool = True,
-    ) -> None:
-        self._chunks, self._reading, self._says_end = chunks, reading, says_end
-        known = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-store",
-            "x-accel-buffering": "no",
-            **headers,
-        }
-        self._headers = [
-            (name.encode("latin-1"), value.encode("latin-1", "replace"))
-            for name, value in known.items()
-        ]
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send the events; see ASGI."""
-        with self._reading:
-            async with aclosing(self._chunks):
-                work = [self._send(send), _gone(receive), end_of_server()]
-                tasks = [asyncio.ensure_future(each) for each in work]
-                try:
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    sending, *others = tasks
-                    await cancelled(*others)
-                    is_whole = await cancelled(sending)
-        if is_whole or self._says_end:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        async for data in self._chunks:
-            if data:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-async def _gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def cancelled(*tasks: asyncio.Task[Any] | asyncio.Future[Any] | None) -> bool:
-    """Cancel tasks and wait for them; return whether all had come to their end."""
-    given = [each for each in tasks if each is not None]
-    whole = all(each.done() for each in given)
-    for each in given:
-        each.cancel()
-    for each in given:
-        with suppress(asyncio.CancelledError, StopAsyncIteration):
-            await each
-    return whole
 
 
 # -- readers ---------------------------------------------------------------------------------------

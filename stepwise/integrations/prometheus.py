@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_args
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from stepwise import errors
 from stepwise._journal.lease import Lease
 from stepwise._runs.maintenance import Census
+from stepwise._runs.steps import RunStatus
 from stepwise._runtime.event import Event, on_event
 from stepwise._workflows.up import Supervisor
 from stepwise.integrations._supported import require
-from stepwise.stores import Store
+from stepwise.stores import Store, store_for_pages
 from stepwise.stores._group_commit import WriteTimes, write_times
 
 require("prometheus_client")
@@ -54,10 +55,6 @@ _STEPS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)  # seconds
 _MOST = 200  # names of workflows, steps or limits; the others are "other"
 _FRESH = 10.0  # seconds for which the counts of a store are shown again
 _LIMIT = "for the limit "
-_STATUSES = (
-    *("running", "suspended", "crashed", "stuck", "ready", "interrupted"),
-    *("failed", "cancelled", "completed", "superseded"),
-)
 
 
 class ProcessMetrics:
@@ -142,7 +139,7 @@ class StoreCollector(Collector):
             found = []
         yield GaugeMetricFamily("stepwise_store_up", "1 if all stores can be read.", bool(found))
         if found:
-            numbers = Numbers(dict.fromkeys(_STATUSES, 0))
+            numbers = Numbers(dict.fromkeys(get_args(RunStatus), 0))
             for each in found:
                 numbers.update(each.by_status)
             yield _labelled(GaugeMetricFamily, "stepwise_runs", "status", numbers)
@@ -252,10 +249,9 @@ def pages(
         stores: of the runs that are counted.
         supervisor: of ``stepwise up``.
     """
-    registry, quick = CollectorRegistry(), list[Store]()
-    for store in stores:  # one that gives up early on a server that is away
-        for_pages = getattr(store, "for_pages", None)
-        quick.append(store if for_pages is None else for_pages(to_read=False))
+    registry = CollectorRegistry()
+    # They give up early on a server that is away.
+    quick = [store_for_pages(each, to_read=False) for each in stores]
     metrics = ProcessMetrics(registry)
     registry.register(StoreCollector(quick, supervisor))
     on_event(metrics.on_event)

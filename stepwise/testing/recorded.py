@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stepwise._identity.clients import placeholder_keys
-from stepwise._runtime.messages import count
+from stepwise._runs.paths import differences
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_calls import calls_in
 from stepwise.integrations._model_protocols import ModelRequest, endpoint_of, read_request
@@ -25,7 +25,7 @@ from stepwise.integrations._recorded_responses import (
 from stepwise.integrations.instrument import answering
 
 _SHOWN = 6  # differences in a message
-_ABOUT = 30  # characters around a difference
+_MOST = 1_000_000  # differences of two requests
 
 
 class RequestNotRecorded(BaseException):
@@ -209,51 +209,16 @@ def _path_of(url: str) -> str:
 
 
 def _differences(known: ModelRequest, asked: ModelRequest) -> list[str]:
+    """Return a line for each part in which two requests differ."""
     one, two = (
-        {**each._replace(url=_path_of(each.url))._asdict(), "streamed": None}
+        each._replace(url=_path_of(each.url), streamed=False, hidden="")._asdict()
         for each in (known, asked)
     )
-    return [*_differing("", one, two)]
-
-
-def _differing(path: str, known: Any, asked: Any) -> Any:
-    """Yield a line for each value that differs."""
-    if isinstance(known, dict) and isinstance(asked, dict):
-        for name in dict.fromkeys([*known, *asked]):
-            inner = f"{path}.{name}".lstrip(".")
-            if name in known and name in asked:
-                yield from _differing(inner, known[name], asked[name])
-            elif name in known:
-                yield f"{inner}: recorded {_short(known[name])}, now missing"
-            else:
-                yield f"{inner}: not recorded, now {_short(asked[name])}"
-    elif isinstance(known, list) and isinstance(asked, list):
-        for at, (one, two) in enumerate(zip(known, asked)):  # noqa: B905
-            yield from _differing(f"{path}[{at}]", one, two)
-        if len(known) != len(asked):
-            yield f"{path}: recorded {count(len(known), 'item')}, now {len(asked)}"
-    elif canonical(known) != canonical(asked):
-        one, two = _about(known, asked)
-        yield f"{path}: recorded {one}, now {two}"
-
-
-def _about(known: Any, asked: Any) -> tuple[str, str]:
-    """Return two values as text; long texts are cut around the first difference."""
-    if not isinstance(known, str) or not isinstance(asked, str):
-        return _short(known), _short(asked)
-    pairs = enumerate(zip(known, asked))  # noqa: B905
-    at = next((at for at, (one, two) in pairs if one != two), min(len(known), len(asked)))
-    start = max(0, at - _ABOUT)
-    return _short(known, start), _short(asked, start)
-
-
-def _short(value: Any, start: int = 0) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    part = text[start : start + 2 * _ABOUT]
-    before = "..." if start else ""
-    after = "..." if start + len(part) < len(text) else ""
-    shown = repr(part) if isinstance(value, str) else part
-    return f"{before}{shown}{after}"
+    return [
+        f"{part.path}: {'not recorded' if part.old is None else f'recorded {part.old}'}, "
+        f"now {'missing' if part.new is None else part.new}"
+        for part in differences(one, two, "", most=_MOST)
+    ]
 
 
 # -- the file ------------------------------------------------------------------------------------

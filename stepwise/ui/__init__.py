@@ -7,7 +7,7 @@ prefix of another application::
 
 The modules, each importing only from those before it::
 
-    _access _reading _actions _live _shell _pages _run_page _app _server
+    _access _events _reading _actions _live _shell _pages _run_page _app _server
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from stepwise import errors
 from stepwise._display import render
@@ -38,6 +38,7 @@ from stepwise.ui import _pages, _run_page
 from stepwise.ui import _reading as reading
 from stepwise.ui._access import Access, Authorize, RefusedError, address, headers, place
 from stepwise.ui._actions import NAMES, Actions, BadFieldError, FormFields
+from stepwise.ui._events import EventResponse
 from stepwise.ui._live import RunWatcher
 from stepwise.ui._shell import View
 
@@ -100,7 +101,7 @@ class App:
         response = await self._answer(Request(scope, receive))
         await response(scope, receive, send)
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request) -> Response | EventResponse:
         root, parts = place(request.scope)
         nonce = secrets.token_urlsafe(16)
         try:
@@ -115,13 +116,11 @@ class App:
             return PlainTextResponse(f"403: {refused}\n", 403, headers(nonce))
         watched = _watched(parts) if request.method == "GET" and problem is None else None
         if watched is not None:
-            events = self._events(request, watched)
-            more = {**headers(nonce), "X-Accel-Buffering": "no"}
-            return StreamingResponse(events, 200, more, "text/event-stream")
+            return EventResponse(self._events(request, watched), nullcontext(), headers(nonce))
         asked = _PageRequest(request, root, parts, who, nonce, FormFields(given))
         return await run_in_threadpool(self._respond, asked, problem)
 
-    async def _events(self, request: Request, run_id: str) -> AsyncGenerator[str, None]:
+    async def _events(self, request: Request, run_id: str) -> AsyncGenerator[bytes, None]:
         """Yield the events of a page for as long as its reader may see it."""
         asked = time.monotonic()
         async with aclosing(self.watcher.events(run_id)) as events:
@@ -132,7 +131,7 @@ class App:
                     except RefusedError:
                         return
                     asked = time.monotonic()
-                yield event
+                yield event.encode()
 
     def _enter(self, request: Request, root: str, parts: list[str]) -> Response:
         """Return the answer to an address with the token: the cookie, and the same address."""

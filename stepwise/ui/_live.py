@@ -87,10 +87,9 @@ class RunWatcher:
 
     def __init__(self, reader: RunReader) -> None:
         self._reader = reader
-        self._lock = threading.RLock()  # a signal handler ends the events, at any moment
+        self._lock = threading.Lock()
         self._listeners: set[_Listener] = set()
         self._watches = False
-        self._ended = threading.Event()
         self._known: dict[str, tuple[bytes, str, bool]] = {}
 
     async def events(self, run_id: str = "") -> AsyncGenerator[str, None]:
@@ -110,20 +109,10 @@ class RunWatcher:
         try:
             yield "retry: 1000\n\n"
             while True:
-                event = await listener.event()
-                if self._ended.is_set():
-                    return
-                yield event
+                yield await listener.event()
         finally:
             with self._lock:
                 self._listeners.discard(listener)
-
-    def end(self) -> None:
-        """End all events, so that the server can end."""
-        self._ended.set()
-        with self._lock:
-            for each in self._listeners:
-                each.tell((), OpenMatters(0, at_least=False))
 
     def _watch(self) -> None:
         """Look for changes until no page is open; an unforeseen error ends that, too."""
@@ -147,7 +136,7 @@ class RunWatcher:
                             each.tell(() if each.is_new else found, matters)
                         each.is_new = False
                     before, counted = now, matters
-                self._ended.wait(max(_PAUSE, _SLOWER * (time.monotonic() - began)))
+                time.sleep(max(_PAUSE, _SLOWER * (time.monotonic() - began)))
         except BaseException:
             self._watches = False  # the next page that opens begins anew
             raise
@@ -155,7 +144,7 @@ class RunWatcher:
     def _listening(self) -> list[_Listener]:
         """Return the open pages; if there are none, the thread that asks ends."""
         with self._lock:
-            self._watches = bool(self._listeners) and not self._ended.is_set()
+            self._watches = bool(self._listeners)
             return [*self._listeners] if self._watches else []
 
     def _look(self, wanted: set[str]) -> dict[str, _SeenState]:

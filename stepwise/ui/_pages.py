@@ -19,6 +19,7 @@ from stepwise._display.markup import (
     whole,
 )
 from stepwise._display.page import called, could_be, differences
+from stepwise._display.render import answers_to
 from stepwise._display.words import counts_text, duration_text, took_text, when
 from stepwise._execution.suspension import PendingWait, pending
 from stepwise._runs.export import StepDifference, first_step, first_variable
@@ -228,15 +229,14 @@ def question(view: View, asked: Question, before: str, back: str) -> Markup:
              ui.button("Deny", "danger")),
         cls="answers",
     )  # fmt: skip
+    command = tag("code", answers_to(asked)[0])
     if signers:
-        command = f"stepwise approve {asked.run_id} {asked.step} {asked.ticket} --key FILE"
         forms = tag("p", "An approver has to sign the answer (", signers, "), with the command ",
-                    tag("code", command))  # fmt: skip
+                    command)  # fmt: skip
     if asked._proposed_by:
         branch = tag("a", asked._proposed_by, href=view.at("runs", asked._proposed_by))
         forms = tag("p", "The branch ", branch, " proposes this call. To make it, adopt the branch "
-                    "first: on its page, or by ",
-                    tag("code", f"stepwise adopt {asked._proposed_by}"))  # fmt: skip
+                    "first: on its page, or by ", command)  # fmt: skip
     until = f", until {duration_text(asked.until - view.now)} from now" if asked.until else ""
     return tag(
         "div",

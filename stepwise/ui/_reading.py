@@ -37,6 +37,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from stepwise._display.words import seconds_in
+from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.budget import Spent
 from stepwise._execution.suspension import PendingWait
 from stepwise._journal.journal import entries_of, facts_of, newest_mark, open_head, seal_for
@@ -221,9 +222,9 @@ class RunReader:
         until = time.monotonic() + _SECONDS
 
         def row(each: Listed) -> RunRow:
-            tally = each.facts.tally
-            if each.facts.status != "running" and tally is not None:
-                return self._row(each, tally.counts, Spent(*tally.spent))
+            counted = each.counted
+            if counted is not None:
+                return self._row(each, *counted)
             with self._lock:
                 known = self.known(each, until)
             return known.row if known is not None else self._row(each, {}, None)
@@ -765,9 +766,9 @@ def _spent(reader: RunReader, each: Listed, most: int | None) -> Spent | None:
     Args:
         most: a longer journal is not read whole.
     """
-    tally, place = each.facts.tally, (reader.store, reader.seal, each.facts.run_id)
-    if each.facts.status != "running" and tally is not None:
-        return Spent(*tally.spent)
+    counted, place = each.counted, (reader.store, reader.seal, each.facts.run_id)
+    if counted is not None:
+        return counted[1]
     with contextlib.suppress(StepwiseError, RunStopped):
         records = newest_mark(*place).last - each.facts.pruned
         if most is not None and records > most and kept_summary(*place) is None:
@@ -815,11 +816,9 @@ def _by_model(reader: RunReader, each: Listed, spent: Spent, until: float) -> It
 def _more(before: Spent, entry: Entry) -> Spent:
     """Return amounts with those of a model request added."""
     record: Any = entry.outcome
-    usage = record.usage
-    tokens = sum(usage.get(f"{which}_tokens") or 0 for which in ("input", "output"))
-    usd = before.usd + (usage.get("cost_usd") or 0)
+    usd, tokens, _ = amounts_of_usage(record.usage)
     seconds = before.seconds + max(0.0, record.at - record.call.at)
-    return Spent(usd, before.tokens + tokens, before.steps + 1, seconds)
+    return Spent(before.usd + usd, before.tokens + int(tokens), before.steps + 1, seconds)
 
 
 _BY: dict[str, Callable[[RunReader, Listed, Spent, float], Iterable[_Part]]] = {

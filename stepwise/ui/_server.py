@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Literal
 
 import uvicorn
@@ -49,7 +48,7 @@ def serve(
     app = App(store, access, read_only=read_only)
     next(newest_heads(app.reader.store, app.reader.seal), None)  # or it says why it cannot be read
     ready(f"{address}/?token={access.token}", f"{address}/?token={access.once()}")
-    _Server(_config(app, "off"), app).run(sockets=[listening])
+    uvicorn.Server(_config(app, "off")).run(sockets=[listening])
 
 
 def listen(place: tuple[str, int], token: str, command: str) -> tuple[socket.socket, str, Access]:
@@ -93,19 +92,6 @@ def _config(app: Any, lifespan: Literal["on", "off"]) -> uvicorn.Config:
         server_header=False,
         timeout_graceful_shutdown=_GRACE,
     )
-
-
-class _Server(uvicorn.Server):
-    """A server whose open pages do not keep it from ending."""
-
-    def __init__(self, config: uvicorn.Config, app: App) -> None:
-        super().__init__(config)
-        self._app = app
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end the server; called for a signal."""
-        self._app.watcher.end()
-        super().handle_exit(sig, frame)
 
 
 def _check_token(host: str, token: str) -> None:

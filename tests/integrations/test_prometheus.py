@@ -211,6 +211,18 @@ def test_a_suspended_run_that_is_late(monkeypatch):
     assert Census(store()).count().late > 2**32
 
 
+def test_a_run_that_is_being_cancelled():
+    """A run that was asked to end counts as cancelling until it has unwound, as in a listing."""
+    with pytest.raises(SystemExit):
+        acting("x")
+    stepwise.get_run(acting.run_id_for("x")).cancel()
+    [run] = stepwise.runs()
+    counted = Census(store()).count()
+    assert run.status == "cancelling"
+    assert counted.by_status["cancelling"] == 1
+    assert counted.late > 0
+
+
 def test_a_run_that_cannot_be_read_hides_no_other(monkeypatch):
     """A crashed run whose journal is damaged counts as unreadable, and the others as they are."""
     job("a")

@@ -62,8 +62,8 @@ _SCHEDULES = [
 _OPERATION = [
     _mutant(
         "retention deletes a run that began anew since it was listed",
-        "_runs/maintenance.py",
-        "lambda: store.head(run_id) == head",
+        "_runs/verify.py",
+        "lambda: journals.facts_of(*place) == facts",
         "lambda: True",
         "test_retention.py::test_a_run_that_began_anew_since_it_was_listed",
     ),
@@ -987,7 +987,7 @@ _PAGE = [
     ),
     _mutant(
         "an event stream keeps its server from ending",
-        "http/_following.py",
+        "ui/_events.py",
         "work = [self._send(send), _gone(receive), end_of_server()]",
         "work = [self._send(send), _gone(receive)]",
         "test_following.py::test_a_server_that_ends_ends_its_streams",

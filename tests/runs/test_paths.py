@@ -243,6 +243,18 @@ def test_what_differs():
     assert [each.path for each in many] == ["x"]
 
 
+def test_where_long_texts_differ():
+    """Of two long texts, what is around their first difference is shown; credentials are masked."""
+    key = "sk-proj-" + "a1B2c3D4e5F6" * 4
+    old, new = (f"{'x' * 300} {key} and {each} {'y' * 300}" for each in ("ann", "bob"))
+    [found] = differences(old, new, "text")
+    assert "and ann yyy" in found.old
+    assert "and bob yyy" in found.new
+    assert found.cut == ("text",)
+    assert key[:12] not in f"{found}"
+    assert key[-12:] not in f"{found}"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

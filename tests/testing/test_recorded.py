@@ -189,8 +189,17 @@ def test_a_difference_deep_in_a_long_text_is_shown(file):
         "body.messages[0].content: recorded 'You know the weather of every city. You know"
         in str(caught.value)
     )
-    assert "body.messages: recorded 2 items, now 1" in str(caught.value)
+    assert "body.messages[1]: recorded {'role': 'user', 'content':" in str(caught.value)
+    assert "'}, now missing" in str(caught.value)
     assert "body.seed: not recorded, now 1" in str(caught.value)
+
+
+def test_a_refused_request_shows_no_credential_of_its_prompt(file):
+    """What is masked in a prompt is masked in the difference, too."""
+    key = "sk-proj-" + "a1B2c3D4e5F6" * 4
+    with recorded(file), pytest.raises(RequestNotRecorded, match="now 'my key is ") as caught:
+        converse(f"my key is {key}")
+    assert key[8:20] not in str(caught.value)
 
 
 def test_each_recorded_call_answers_once(file):

@@ -12,9 +12,11 @@ from stepwise import workflow
 from stepwise._runtime import settings
 from stepwise.stores import open_store
 from stepwise.testing import fresh_store
-from stepwise.ui import _app, _live
+from stepwise.ui import _app, _events, _live
 from stepwise.ui._live import RunWatcher
 from stepwise.ui._reading import RunReader
+
+_WATCHER = "stepwise watches runs"
 
 
 @workflow
@@ -154,7 +156,7 @@ def test_one_watcher_looks_for_all_pages(store, monkeypatch):
     """However many pages are open, one thread looks, and it ends when the last page is closed."""
 
     def watchers():
-        return [each for each in threading.enumerate() if each.name == "stepwise watches runs"]
+        return [each for each in threading.enumerate() if each.name == _WATCHER]
 
     async def story():
         watcher = watching(store)
@@ -240,15 +242,19 @@ def test_a_login_that_ended_ends_the_events(store, monkeypatch, there_is_news):
     asyncio.run(story())
 
 
-def test_the_end_of_the_server_ends_all_pages(store):
-    """When the server ends, no open page keeps it."""
+def test_the_end_of_the_server_ends_all_pages(store, monkeypatch):
+    """When the server ends, no open page keeps it, and the thread that looks for pages ends."""
+    app = stepwise.ui.app(store, authorize=lambda _: "ann")
+    others = {*threading.enumerate()}  # those of another test may still be ending
 
     async def story():
-        watcher = watching(store)
-        reading = await Reading(watcher).open()
-        watcher.end()
-        with pytest.raises(StopAsyncIteration):
-            await reading.next()
+        reader = Reader(app, "/live")
+        assert await reader.until('"runs": []')
+        [watching] = [each for each in {*threading.enumerate()} - others if each.name == _WATCHER]
+        monkeypatch.setattr(_events, "server_ends", lambda: True)
+        assert not await reader.until("nothing")
+        await reader.task
+        await asyncio.to_thread(watching.join)
 
     asyncio.run(story())
 
@@ -259,20 +265,3 @@ def test_a_run_may_have_the_name_of_an_address(page):
     assert "agent" in page.get("/runs/live")
     page.get("/inbox/live", 404)
     page.get("/runs/live/value/live", 404)
-
-
-def test_a_signal_while_a_page_begins_to_listen(store, monkeypatch):
-    """The handler of a signal ends the events, wherever the main thread is when it comes."""
-    watcher, start = watching(store), threading.Thread.start
-
-    def interrupted(thread):
-        if thread.name == "stepwise watches runs":
-            watcher.end()
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-
-    async def listening():
-        return [each async for each in watcher.events()]
-
-    assert asyncio.run(listening()) == ["retry: 1000\n\n"]

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 
 import httpx
 import pytest
@@ -103,6 +104,33 @@ def test_an_open_page_does_not_keep_the_server(serve):
     with served.browser() as browser, browser.stream("GET", "/live") as events:
         assert next(events.iter_lines()) == "retry: 1000"
         assert served.end() == ("", "", 130)
+
+
+MOUNTED = """
+import socket
+import uvicorn
+import stepwise.ui
+
+app = stepwise.ui.app(authorize=lambda _: "ann")
+listening = socket.create_server(("127.0.0.1", 0))
+print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="critical")).run(sockets=[listening])
+"""
+
+
+def test_an_open_page_does_not_keep_a_server_of_ones_own():
+    """SIGTERM ends a server that has the page as an application, though a page is open."""
+    with subprocess.Popen(
+        [sys.executable, "-c", MOUNTED], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            address = server.stdout.readline().strip()
+            with httpx.stream("GET", f"{address}/live", timeout=60) as events:
+                assert next(events.iter_lines()) == "retry: 1000"
+                server.terminate()
+                assert server.wait(timeout=60) == -signal.SIGTERM
+        finally:
+            server.kill()
 
 
 def test_events_come_over_the_network(serve):

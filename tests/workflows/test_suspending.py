@@ -544,7 +544,7 @@ def test_the_program_ends_while_a_started_run_waits(tmp_path):
 
 def test_a_kernel_wakes_a_run_that_suspended_in_a_cell(flow, monkeypatch):
     """In a kernel, which does not end with a cell, a suspended run goes on by itself."""
-    monkeypatch.setattr("stepwise._workflows.begin.kernel_shell", object)
+    monkeypatch.setattr("stepwise._workflows.workflow.kernel_shell", object)
 
     async def called():
         result = flow()
