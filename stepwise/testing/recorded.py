@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stepwise._identity.clients import placeholder_keys
-from stepwise._runtime.messages import count
 from stepwise.errors import ConfigurationError
 from stepwise.integrations._model_calls import calls_in
 from stepwise.integrations._model_protocols import ModelRequest, endpoint_of, read_request
@@ -23,9 +22,6 @@ from stepwise.integrations._recorded_responses import (
     stream_class,
 )
 from stepwise.integrations.instrument import answering
-
-_SHOWN = 6  # differences in a message
-_ABOUT = 30  # characters around a difference
 
 
 class RequestNotRecorded(BaseException):
@@ -76,7 +72,8 @@ class recorded:  # noqa: N801
 
     Raises:
         ConfigurationError: the file has no model calls.
-        RequestNotRecorded: no recorded call answers a request; the message names the nearest.
+        RequestNotRecorded: no recorded call answers a request; the message names the next
+            one that is unused.
         AssertionError: strict, and some calls were not used.
     """
 
@@ -150,41 +147,29 @@ class recorded:  # noqa: N801
 
     def _find(self, asked: ModelRequest) -> _CallInFile:
         free = [call for call in self._calls if not call.used]
-        for part in (_identity, _identity_elsewhere):
-            wanted = part(asked)
+        for part in (_identity, _elsewhere):
+            wanted = canonical(part(asked))
             for call in free:
-                if part(call.request) == wanted:
+                if canonical(part(call.request)) == wanted:
                     return call
         self._refused = True
-        raise RequestNotRecorded(self._not_found(asked))
+        raise RequestNotRecorded(self._not_found(asked, free))
 
-    def _not_found(self, asked: ModelRequest) -> str:
-        endpoint = endpoint_of(asked.method, urlsplit(asked.url).path)
+    def _not_found(self, asked: ModelRequest, free: list[_CallInFile]) -> str:
         what = f"{asked.method} {asked.url}"
-        if endpoint is None:
+        if endpoint_of(asked.method, urlsplit(asked.url).path) is None:
             return (
                 f"{what} is no request to a model, so no recorded run answers it. In a test, "
                 "replace the function that makes it, or make it a @step of its own and replace that"
             )
-        wanted = _identity_elsewhere(asked)
-        equal = [call for call in self._calls if _identity_elsewhere(call.request) == wanted]
-        if equal:
-            times = "once" if len(equal) == 1 else f"{len(equal)} times"
-            return (
-                f"{what} is made again: {self._path} has this request {times} ("
-                f"{', '.join(call.name for call in equal)}), and that was used. {_anew(self._path)}"
-            )
-        ranked = [(_differences(call.request, asked), call) for call in self._calls]
-        differences, nearest = min(ranked, key=lambda each: (len(each[0]), each[1].used))
-        used = ", which was used already" if nearest.used else ""
-        lines = [f"  {line}" for line in differences[:_SHOWN]]
-        if len(differences) > _SHOWN:
-            lines.append(f"  and {len(differences) - _SHOWN} more")
-        first = (
-            f"{what}: none of the {len(self._calls)} recorded calls in {self._path} is this "
-            f"request. The nearest is {nearest.name}{used}:"
+        if not free:
+            return f"{what}: all recorded calls in {self._path} are used. {_anew(self._path)}"
+        parts = zip(ModelRequest._fields, _elsewhere(free[0].request), _elsewhere(asked))  # noqa: B905
+        differs = next(name for name, one, two in parts if canonical(one) != canonical(two))
+        return (
+            f"{what}: no unused call in {self._path} is this request. The next one is "
+            f"{self.unused[0]}, with another {differs}. {_anew(self._path)}"
         )
-        return "\n".join([first, *lines, _anew(self._path)])
 
 
 def _anew(path: str) -> str:
@@ -194,66 +179,15 @@ def _anew(path: str) -> str:
     )
 
 
-def _identity(request: ModelRequest) -> str:
-    return canonical(request._replace(streamed=False, hidden=""))
+def _identity(request: ModelRequest) -> ModelRequest:
+    return request._replace(streamed=False, hidden="")
 
 
-def _identity_elsewhere(request: ModelRequest) -> str:
+def _elsewhere(request: ModelRequest) -> ModelRequest:
     """Return the identity without the server: a proxy, a test server or another region is equal."""
-    return _identity(request._replace(url=_path_of(request.url)))
-
-
-def _path_of(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.path}?{parts.query}" if parts.query else parts.path
-
-
-def _differences(known: ModelRequest, asked: ModelRequest) -> list[str]:
-    one, two = (
-        {**each._replace(url=_path_of(each.url))._asdict(), "streamed": None}
-        for each in (known, asked)
-    )
-    return [*_differing("", one, two)]
-
-
-def _differing(path: str, known: Any, asked: Any) -> Any:
-    """Yield a line for each value that differs."""
-    if isinstance(known, dict) and isinstance(asked, dict):
-        for name in dict.fromkeys([*known, *asked]):
-            inner = f"{path}.{name}".lstrip(".")
-            if name in known and name in asked:
-                yield from _differing(inner, known[name], asked[name])
-            elif name in known:
-                yield f"{inner}: recorded {_short(known[name])}, now missing"
-            else:
-                yield f"{inner}: not recorded, now {_short(asked[name])}"
-    elif isinstance(known, list) and isinstance(asked, list):
-        for at, (one, two) in enumerate(zip(known, asked)):  # noqa: B905
-            yield from _differing(f"{path}[{at}]", one, two)
-        if len(known) != len(asked):
-            yield f"{path}: recorded {count(len(known), 'item')}, now {len(asked)}"
-    elif canonical(known) != canonical(asked):
-        one, two = _about(known, asked)
-        yield f"{path}: recorded {one}, now {two}"
-
-
-def _about(known: Any, asked: Any) -> tuple[str, str]:
-    """Return two values as text; long texts are cut around the first difference."""
-    if not isinstance(known, str) or not isinstance(asked, str):
-        return _short(known), _short(asked)
-    pairs = enumerate(zip(known, asked))  # noqa: B905
-    at = next((at for at, (one, two) in pairs if one != two), min(len(known), len(asked)))
-    start = max(0, at - _ABOUT)
-    return _short(known, start), _short(asked, start)
-
-
-def _short(value: Any, start: int = 0) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    part = text[start : start + 2 * _ABOUT]
-    before = "..." if start else ""
-    after = "..." if start + len(part) < len(text) else ""
-    shown = repr(part) if isinstance(value, str) else part
-    return f"{before}{shown}{after}"
+    url = urlsplit(request.url)
+    path = f"{url.path}?{url.query}" if url.query else url.path
+    return _identity(request)._replace(url=path)
 
 
 # -- the file ------------------------------------------------------------------------------------
