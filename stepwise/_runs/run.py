@@ -827,9 +827,7 @@ class Run:
         """
         return repair(*self._place, accept_loss=accept_loss)
 
-    def copy_to(
-        self, store: Any, *, restored: bool = False, wait: bool = False, messages: bool = False
-    ) -> Run:
+    def copy_to(self, store: Any, *, restored: bool = False, messages: bool = False) -> Run:
         """Copy the run with its child runs and inboxes into another store; return the copy.
 
         The copy has the same id, and a call there continues the copy.  A call here continues the
@@ -840,7 +838,6 @@ class Run:
             store: a URL, path or store object.
             restored: True if the run comes from a backup: the copy asks about each side effect that
                 is not recorded, as after ``stepwise restore``.
-            wait: True to wait while the run is being executed.
             messages: True to copy the run even if it has signals or answers that it has not acted
                 on yet, on which the copy would act, too.  If it is False, such a copy is refused.
 
@@ -852,7 +849,7 @@ class Run:
         """
         target = open_store(store)
         self._facts()
-        copier = Copier(self.store, target, restored=restored, wait=wait, messages=messages)
+        copier = Copier(self.store, target, restored=restored, messages=messages)
         copier.copy(self.id)
         return Run(target, self.id, self._seal)
 
