@@ -1045,7 +1045,7 @@ def each_listed(
     tags: Mapping[str, str] | None = None,
     *,
     where: Callable[[RunFacts], bool] | None = None,
-    ids: Callable[[str], bool] | None = None,
+    look: Callable[[str], None] | None = None,
     before: str = "",
     prefix: str = "",
     oldest: bool = False,
@@ -1053,8 +1053,7 @@ def each_listed(
     """Yield the runs of :func:`listed` one by one, newest first, in the order of the store.
 
     Args:
-        ids: called with the id of each run that is looked at, before its head is opened; returns
-            whether the run can be meant.
+        look: called with the id of each run that is looked at, before its head is opened.
         before: yield only runs that follow the run with this id in the listing.
         prefix: yield only runs whose ids begin with this text.
         oldest: True to yield roughly the oldest first, if the store has an order at all.
@@ -1074,8 +1073,10 @@ def each_listed(
             opened, seal, before, unfinished=unfinished, words=words, prefix=prefix
         )
     for head in heads:
-        if not head.run_id.startswith(prefix) or (ids is not None and not ids(head.run_id)):
+        if not head.run_id.startswith(prefix):
             continue
+        if look is not None:
+            look(head.run_id)
         facts = journals.open_head(seal, head) or journals.facts_of(opened, seal, head.run_id)
         if facts is None or not _is_of(opened, seal, facts, workflow):
             continue
