@@ -52,9 +52,7 @@ from stepwise._identity.clients import (
 from stepwise._identity.following import Code, code_of
 from stepwise._identity.identity import Lenient
 from stepwise._journal.cache import CacheEntry, CallCache, cache_of
-from stepwise._journal.journal import seal_for
 from stepwise._journal.records import Call
-from stepwise._journal.seal import Seal
 from stepwise._matching.pool import Match
 from stepwise._matching.subjects import Held
 from stepwise._runtime import settings
@@ -64,7 +62,6 @@ from stepwise._values.codec import JSON, Encoded
 from stepwise._values.digest import DECORATED, class_name, fold, join, string
 from stepwise._values.trees import ATOMS, changes, walk
 from stepwise.errors import UnreadableValueError
-from stepwise.stores import Store, open_store
 
 _CODE = (type, types.FunctionType, types.ModuleType)
 _MOST = 100_000  # objects of a result that are looked at
@@ -100,7 +97,7 @@ class Lookup:
         while True:
             self.number = self._next()
             self.entry = cache.get(name, self._place, age)
-            if self.entry is None or self.entry.run != made_by or not made_by:
+            if self.entry is None or self.entry.run != made_by:
                 return
             if run is None:
                 self.entry = None
@@ -135,36 +132,6 @@ class Lookup:
         """
         entry = CacheEntry(self._made_by, time.time(), *cost, awaited, encoded.form, encoded.data)
         self._cache.put(self._name, self._place, entry, self._age)
-
-
-def place_of(scope: Scope | None) -> tuple[Store, Seal]:
-    """Return the store of a run, or outside of runs the default one, with its seal."""
-    if scope is not None:
-        return scope.run.journal.store, scope.run.journal.seal
-    store = open_store(settings.store())
-    return store, seal_for(store)
-
-
-def look_up(
-    place: tuple[Store, Seal],
-    cache: settings.Cache,
-    name: str,
-    key: str,
-    root: ActiveRun | None,
-    *,
-    several: bool,
-) -> Lookup | None:
-    """Look for the answer to a call; ``None`` if the cache is off; see :class:`Lookup`.
-
-    Args:
-        root: the outermost run; ``None`` outside of runs.
-        several: whether equal calls of a run are several answers.
-    """
-    age = settings.cache_age(cache)
-    found = cache_of(*place) if age is not None and settings.cache_size() else None
-    if found is None or age is None:
-        return None
-    return Lookup(found, name, key, age, root if several else None, root.run_id if root else "")
 
 
 class CachedCall:
@@ -206,16 +173,20 @@ class CachedCall:
                 lookup.release()
 
     def _look_up(self) -> Lookup | None:
-        performer, root = self.performer, self.scope.run.root
-        cache = performer.cache_for(self.bound)
-        if settings.cache_age(cache) is None:
+        performer, active = self.performer, self.scope.run
+        age = settings.cache_age(performer.cache_for(self.bound))
+        if age is None:
             return None
         key, why = performer.cache_key(self)
         if not key:
             _tell_untold(performer.what, why)
             return None
-        place, several = place_of(self.scope), performer.says_again
-        return look_up(place, cache, performer.name, key, root, several=several)
+        journal, root = active.journal, active.root
+        cache = cache_of(journal.store, journal.seal) if settings.cache_size() else None
+        if cache is None:
+            return None
+        several = root if performer.says_again else None
+        return Lookup(cache, performer.name, key, age, several, root.run_id)
 
     def _answered(self, entry: CacheEntry, call: Call, origin: Origin) -> Core:
         """Record the answer of the cache; return ``None`` in its place if it cannot be loaded."""
@@ -247,14 +218,10 @@ class CachedCall:
 
     def _completed(self, call: Call, value: object, inner: Scope, tries: Any) -> Any:
         self.ended = cast("Any", super())._completed(call, value, inner, tries)
-        account = self.scope.run.account
         usd, tokens, _ = amounts_of_usage(self.ended[0].usage)
-        spent, saved = account.open.get(call.number), account.cached.get(call.number, {})
+        spent = self.scope.run.account.open.get(call.number)
         more = (spent.usd, spent.tokens) if spent is not None else (0.0, 0)
-        self.cost = (
-            usd + more[0] + saved.get("usd", 0.0),
-            tokens + more[1] + saved.get("tokens", 0),
-        )
+        self.cost = usd + more[0], tokens + more[1]
         return self.ended
 
     def _changes(self, call: Call, value: object = None) -> Any:

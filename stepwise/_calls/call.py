@@ -382,9 +382,6 @@ def record_outcome(
     spent = active.account.spent_by(record, child)
     if spent:
         record = record._replace(spent=spent)
-    if active.account.cached:
-        cached = active.account.cached.pop(record.call.number, None)
-        record = record._replace(cached=cached or record.cached)
     durable = record.call.effect or record.status != "cancelled"
     # A caller that is cancelled while it takes a message would lose the message.
     write = Write(active, (record, payload), durable, at_once=bool(record.message))

@@ -317,27 +317,7 @@ def _steps(run: RunPage, ids: _Ids) -> Markup:
         return Markup()
     if run.shown.earlier:
         rows.insert(0, tag("p", f"{run.shown.earlier:,} earlier steps", cls="soft"))
-    listed = tag("div", Markup("\n".join(rows)), cls="rows")
-    return markup(None if prefix else _filter(run), listed)
-
-
-def _filter(run: RunPage) -> Markup:
-    """Return the row of controls; it is hidden until the script shows it."""
-    statuses = sorted({status for each in _all(run) for status in each.shown.statuses})
-    options = [tag("option", status.replace("_", " "), value=status) for status in statuses]
-    return tag(
-        "div",
-        tag("input", type="search", placeholder="Find in the steps", aria_label="find"),
-        tag("select", tag("option", "any status", value=""), options, aria_label="status"),
-        tag("small", role="status"),
-        tag("button", "unfold all", type="button"),
-        cls="filter",
-        hidden=True,
-    )
-
-
-def _all(run: RunPage) -> list[RunPage]:
-    return [run, *(each for child in run.children.values() for each in _all(child))]
+    return tag("div", Markup("\n".join(rows)), cls="rows")
 
 
 def _step(step: Any, run: RunPage, ids: _Ids, prefix: str, before: str) -> Markup:

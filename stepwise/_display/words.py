@@ -76,7 +76,7 @@ def cached_text(step: Any) -> str:
     """Return where the cache had a step's result from; empty if it did not answer the step."""
     if "run" not in step.cached:
         return ""
-    made = f"from {step.cached['run'] or 'outside of runs'}, {when(step.cached['at'])}"
+    made = f"from {step.cached['run']}, {when(step.cached['at'])}"
     return f"cached {made}"
 
 

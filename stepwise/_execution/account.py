@@ -190,7 +190,6 @@ class Account:
         claims: the child runs, as the records know them.
         open: the spending of calls in flight.
         begun: with a budget, the steps in flight.
-        cached: what the cache saved for calls in flight, by their numbers; see :class:`Outcome`.
     """
 
     def __init__(
@@ -212,7 +211,6 @@ class Account:
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self._recorded_at = self.clock.now()
         self.open: dict[int, _Amounts] = {}
-        self.cached: dict[int, dict[str, Any]] = {}
         self._rest = _Amounts()  # spending of calls that ended without an outcome
         self._leftover = False  # True if there is such a call
         self._requests: dict[int, _Amounts] = {}  # model requests made by bodies of calls in flight
@@ -301,13 +299,6 @@ class Account:
             with self._lock:
                 self._requests.setdefault(number, _Amounts()).add(*spent)
                 self.spend(number, *spent)
-
-    def save(self, number: int, saved: Mapping[str, Any]) -> None:
-        """Count what the cache saved for the call with this number."""
-        with self._lock:
-            sums = self.cached.setdefault(number, {})
-            for unit in ("usd", "tokens", "seconds"):
-                sums[unit] = sums.get(unit, 0) + saved[unit]
 
     def spent_by(self, record: records.Outcome, child: records.Sums | None) -> Mapping[str, Any]:
         """Return the amounts to record with an outcome.

@@ -1003,9 +1003,8 @@ class ActiveRun:
         with self.lock:
             self.progress.executed += 1
             self.progress.add(took if outside and not is_wait else 0.0, usage)
-        if "run" in outcome.cached:
-            made_by = outcome.cached["run"] or "outside of runs"
-            detail = f"{outcome.preview} · cached from {made_by}"
+        if outcome.cached:
+            detail = f"{outcome.preview} · cached from {outcome.cached['run']}"
             self.tell("step_answered", call, detail, duration=outcome.cached["seconds"])
         elif heard():
             kind, tries = cast("Kind", f"step_{outcome.status}"), outcome.attempts

@@ -35,7 +35,7 @@ class CacheEntry(NamedTuple):
     """A result that answers equal calls.
 
     Args:
-        run: the outermost run that made it; empty outside of runs.
+        run: the outermost run that made it.
         at: when it was made, in seconds since 1970.
         seconds, usd, tokens: what it took.
         awaited: see :class:`.records.Outcome`.

@@ -382,8 +382,9 @@ class Outcome(NamedTuple):
             unit: ``usd``, ``tokens``, ``seconds``, and ``steps`` if it is not one.
         tries: the newest attempts of a call that took several, oldest first: when each began and
             ended, and its exception, shortened.  The last one ended with the call.
-        cached: what the cache saved: ``usd``, ``tokens`` and ``seconds``; for a call that it
-            answered, also the ``run`` that made the result, and ``at`` which time.
+        cached: for a call that the cache answered, what was saved: ``usd``, ``tokens`` and
+            ``seconds``; the ``run`` that made the result, and ``at`` which time.  Older records
+            without ``run`` have what requests in the body of the call saved.
     """
 
     call: Call

@@ -383,7 +383,6 @@ class Copier:
 
     Args:
         restored: mark the unfinished runs as restored from a backup.
-        wait: wait for runs that a process executes.
         messages: also copy unfinished runs with messages on which original and copy may both act.
         dry_run: only compare.
 
@@ -398,12 +397,11 @@ class Copier:
         target: Store,
         *,
         restored: bool = False,
-        wait: bool = False,
         messages: bool = False,
         dry_run: bool = False,
     ) -> None:
         self.source, self.target, self.restored = source, target, restored
-        self._wait, self._dry_run = wait, dry_run
+        self._dry_run = dry_run
         self._messages = messages or restored  # the original of a backup is gone
         for store in (source, target):
             if not store.persistent:
@@ -610,7 +608,6 @@ class Copier:
             return
         with Lease(store, name) as lease:
             try:
-                patience = math.inf if self._wait else patience
                 lease.acquire(child=current_scope() is not None, patience=patience)
             except errors.StoreError as error:
                 if store is not self.source or error.errno not in _READ_ONLY:

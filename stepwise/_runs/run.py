@@ -827,9 +827,7 @@ class Run:
         """
         return repair(*self._place, accept_loss=accept_loss)
 
-    def copy_to(
-        self, store: Any, *, restored: bool = False, wait: bool = False, messages: bool = False
-    ) -> Run:
+    def copy_to(self, store: Any, *, restored: bool = False, messages: bool = False) -> Run:
         """Copy the run with its child runs and inboxes into another store; return the copy.
 
         The copy has the same id, and a call there continues the copy.  A call here continues the
@@ -840,7 +838,6 @@ class Run:
             store: a URL, path or store object.
             restored: True if the run comes from a backup: the copy asks about each side effect that
                 is not recorded, as after ``stepwise restore``.
-            wait: True to wait while the run is being executed.
             messages: True to copy the run even if it has signals or answers that it has not acted
                 on yet, on which the copy would act, too.  If it is False, such a copy is refused.
 
@@ -852,7 +849,7 @@ class Run:
         """
         target = open_store(store)
         self._facts()
-        copier = Copier(self.store, target, restored=restored, wait=wait, messages=messages)
+        copier = Copier(self.store, target, restored=restored, messages=messages)
         copier.copy(self.id)
         return Run(target, self.id, self._seal)
 
@@ -1049,7 +1046,7 @@ def each_listed(
     tags: Mapping[str, str] | None = None,
     *,
     where: Callable[[RunFacts], bool] | None = None,
-    ids: Callable[[str], bool] | None = None,
+    look: Callable[[str], None] | None = None,
     before: str = "",
     prefix: str = "",
     oldest: bool = False,
@@ -1057,8 +1054,7 @@ def each_listed(
     """Yield the runs of :func:`listed` one by one, newest first, in the order of the store.
 
     Args:
-        ids: called with the id of each run that is looked at, before its head is opened; returns
-            whether the run can be meant.
+        look: called with the id of each run that is looked at, before its head is opened.
         before: yield only runs that follow the run with this id in the listing.
         prefix: yield only runs whose ids begin with this text.
         oldest: True to yield roughly the oldest first, if the store has an order at all.
@@ -1078,8 +1074,10 @@ def each_listed(
             opened, seal, before, unfinished=unfinished, words=words, prefix=prefix
         )
     for head in heads:
-        if not head.run_id.startswith(prefix) or (ids is not None and not ids(head.run_id)):
+        if not head.run_id.startswith(prefix):
             continue
+        if look is not None:
+            look(head.run_id)
         facts = journals.open_head(seal, head) or journals.facts_of(opened, seal, head.run_id)
         if facts is None or not _is_of(opened, seal, facts, workflow):
             continue

@@ -678,8 +678,8 @@ class StepRecord:
         waited: the seconds that the call waited for a time, a signal or a person; 0 while it waits.
         version: id of the version of the step's code that made the call; empty if unknown.
         edited: the parts of the code that were edited before a later start used the result.
-        cached: what the cache saved: ``usd``, ``tokens`` and ``seconds``; for a step that it
-            answered, also the ``run`` that made the result, and ``at`` which time.
+        cached: for a step that the cache answered, what was saved: ``usd``, ``tokens`` and
+            ``seconds``; the ``run`` that made the result, and ``at`` which time.
     """
 
     number: int

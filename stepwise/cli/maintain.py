@@ -15,7 +15,7 @@ import click
 import stepwise
 from stepwise import Run, StepRecord
 from stepwise._display.render import size_text
-from stepwise._display.terminal import Column, Terminal, Word
+from stepwise._display.terminal import Column, Word
 from stepwise._runs import maintenance
 from stepwise._runs.copying import Copied, Copier, log_kind_of
 from stepwise._runs.maintenance import cache_facts, clear_cache, store_url
@@ -289,7 +289,6 @@ def compact(*, as_json: bool) -> None:
         cli.say(f"{store_url()}: {_megabytes(freed)} given back")
 
 
-_ERASE = "\r\x1b[2K"
 _COPIED = [
     Column("RUN"),
     Column("RECORDS", whole=True, right=True),
@@ -322,7 +321,6 @@ def _size_text(size: int) -> str:
 @chosen_runs
 @click.option("--restored", is_flag=True, help="It is a backup: mark runs as restore does.")
 @click.option("--messages", is_flag=True, help="Also runs that may still act on messages.")
-@click.option("--wait", is_flag=True, help="Wait for runs that are being executed.")
 @click.option("--dry-run", is_flag=True, help="Only compare, and say what would be copied.")
 def copy(
     run_ids: tuple[str, ...],
@@ -333,7 +331,6 @@ def copy(
     *,
     restored: bool,
     messages: bool,
-    wait: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -347,7 +344,7 @@ def copy(
     if run_ids and chosen:
         raise click.UsageError("give RUNs, or --workflow, --status and --tag, not both")
     began = time.monotonic()
-    how = {"restored": restored, "messages": messages, "wait": wait, "dry_run": dry_run}
+    how = {"restored": restored, "messages": messages, "dry_run": dry_run}
     copier = maintenance.copier(target, **how)
     names = [_name_of(each) for each in run_ids]
     if not names:
@@ -385,29 +382,15 @@ def _rows(
     copier: Copier, names: list[str], found: list[Copied], *, dry_run: bool
 ) -> Iterator[list[Any]]:
     """Copy, and yield the rows of a table, without runs that were there already."""
-    for each in _shown_on_a_line(copier.copy_each(names), found, len(names)):
-        if each.problem:
-            cli.note(f"stepwise: {each.problem}")
-        if each.outcome != "there":
-            told = "would be copied" if dry_run and each.outcome == "copied" else each.outcome
-            size = _size_text(each.size) if each.size else ""
-            yield [each.id, each.records or "", size, Word(told)]
-
-
-def _shown_on_a_line(copied: Iterator[Copied], found: list[Copied], total: int) -> Iterator[Copied]:
-    """Note and yield the copied runs until a store fails, with progress on a terminal."""
-    is_on, records, size = Terminal.of(sys.stderr).colour, 0, 0  # a terminal that is not dumb
-    try:
-        with contextlib.suppress(stepwise.StoreError):  # the last item has reported the error
-            for each in copied:
-                found.append(each)
-                records, size = records + each.records, size + each.size
-                click.echo(_ERASE * is_on, nl=False, err=True)
-                yield each
-                line = f"{len(found):,} of {total:,} runs, {count(records, 'record')}, "
-                click.echo(f"{line}{_size_text(size)}" * is_on, nl=False, err=True)
-    finally:
-        click.echo(_ERASE * is_on, nl=False, err=True)
+    with contextlib.suppress(stepwise.StoreError):  # the last item has reported the error
+        for each in copier.copy_each(names):
+            found.append(each)
+            if each.problem:
+                cli.note(f"stepwise: {each.problem}")
+            if each.outcome != "there":
+                told = "would be copied" if dry_run and each.outcome == "copied" else each.outcome
+                size = _size_text(each.size) if each.size else ""
+                yield [each.id, each.records or "", size, Word(told)]
 
 
 def _sum_up(copier: Copier, found: list[Copied], seconds: float, *, dry_run: bool) -> None:

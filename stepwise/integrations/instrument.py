@@ -9,8 +9,8 @@ The record holds the request that the client library sends, and the bytes of the
 form in which a framework asks for the answer (parsed, raw, streamed) is made from the same record.
 
 Requests in the body of a step, whose result is recorded, and those outside of runs are sent as
-usual.  Such a request waits for its limit where it is sent, the cache may answer it, and what it
-spends counts for the run of its step.  Recorded requests do all that as calls of their run.
+usual.  Such a request waits for its limit where it is sent, and what it spends counts for the run
+of its step.  Recorded requests do all that as calls of their run, and the cache may answer them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
@@ -33,7 +32,6 @@ from weakref import WeakKeyDictionary
 import wrapt
 
 from stepwise._calls.async_driver import adrive, aresume, in_task_of, until_body
-from stepwise._calls.cached import Lookup, look_up, place_of
 from stepwise._calls.driver import Core, Result, at_once, drive, resume, run
 from stepwise._calls.emitting import emissions_of
 from stepwise._calls.limited import Limit, Permit
@@ -51,9 +49,8 @@ from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import Once, notice, reports
 from stepwise._runtime.options import CACHES, check_stream, is_cache
 from stepwise._runtime.settings import Cache
-from stepwise._values.codec import Codec
-from stepwise._values.preview import NO_SECRETS, Hiding, Secrets, preview_arguments
-from stepwise.errors import ConfigurationError, StreamChangedError, UnreadableValueError
+from stepwise._values.preview import Hiding, Secrets, preview_arguments
+from stepwise.errors import ConfigurationError, StreamChangedError
 from stepwise.integrations._model_protocols import (
     MODEL_REQUEST,
     SENDER,
@@ -178,8 +175,8 @@ def instrument(
         limits: limits (:class:`Limit`) by model or address: ``{"gpt-5": ..., "api.openai.com":
             ...}``; the model comes first.  All requests that are seen wait for them, outside runs
             too.  What a provider refuses (429) is sent again when it allows that.
-        cache: answers of other runs that are used for equal requests to models, streamed ones and
-            those at any temperature included: ``"dev"`` for any age, but none where
+        cache: answers of other runs that are used for equal recorded requests to models, streamed
+            ones and those at any temperature included: ``"dev"`` for any age, but none where
             ``STEPWISE_ENV`` is ``production``; or those of the last ``timedelta(...)``.  The n-th
             equal request of a run gets the n-th answer.
         emit: a stream of the run that gets the text of streamed answers, as :func:`emit` would.
@@ -324,14 +321,13 @@ async def _asend(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
 
 
 async def _sent(wrapped: Any, client: Any, args: Any, kwargs: Any, *, is_async: bool) -> Any:
-    """Send a request, or answer it from the journal or the cache; see :func:`.at_once`."""
+    """Send a request, or answer it from the journal; see :func:`.at_once`."""
     request: Any = args[0] if args else kwargs["request"]
     streamed, forward = bool(kwargs.get("stream", False)), partial(wrapped, *args, **kwargs)
     is_test, kind = _is_answered(client, request), _kind(client, request)
     scope = _scope(kind) if kind is not None else None
     is_recorded = scope is not None and scope.call is None
-    is_cached = kind is not None and instrumented.cache is not None and not is_test
-    if is_test or is_recorded or is_cached:
+    if is_test or is_recorded:
         _ = await request.aread() if is_async else request.read()
     if is_test:
         forward = partial(_aanswer if is_async else _answer, request, streamed)
@@ -502,7 +498,7 @@ class Exchange:
 
     Args:
         kind: the kind of request that the client sends.
-        request: a request of httpx; its body has been read if it is recorded or may be cached.
+        request: a request of httpx; its body has been read if it is recorded.
         forward: sends the request, as the client would have.
         streamed: True if the caller reads the answer.
         is_async: True if an asynchronous client sends the request.
@@ -611,10 +607,7 @@ class Exchange:
 
     def of_stream(self, pieces: list[bytes], left: int) -> Result:
         """Return the result of a request with these pieces of its answer, as they were received."""
-        return self.of_pieces(decompressed(self.response, pieces, left), left)
-
-    def of_pieces(self, pieces: list[bytes], left: int) -> Result:
-        """Return the result of a request with these decompressed pieces of its answer."""
+        pieces = decompressed(self.response, pieces, left)
         if not left and not self.effect and is_failed(self.response, pieces):
             return Result(error=NotFinal(self.response))
         form = self.form(pieces, left)
@@ -1010,7 +1003,6 @@ class _Beginning:
 # -- requests that are not recorded ----------------------------------------------------------------
 
 
-_CODEC = Codec("json")
 _LONGEST = 600.0  # seconds for which a refused request is sent again
 
 
@@ -1023,30 +1015,20 @@ class SentRequest:
 
     def __init__(self, exchange: Exchange, scope: Scope | None) -> None:
         self._exchange, self._scope, self._is_async = exchange, scope, exchange.is_async
-        self._began, self._counted = time.time(), (0.0, 0.0, 0.0)
+        self._counted = 0.0, 0.0, 0.0
         self._source: Any = None
         self._pieces: list[bytes] = []
-        self._lookup = self._look_up()
 
     async def send(self) -> Any:
-        """Return the response from the cache, or send the request; see :func:`.at_once`."""
-        answer = self._answer()
-        if answer is not None:
-            return answer
+        """Send the request; return the response; see :func:`.at_once`."""
         exchange, limit = self._exchange, self._exchange.limit
-        try:
-            response = await (exchange.forwarded() if limit is None else self._in_turn(limit))
-        except BaseException:
-            if self._lookup is not None:
-                self._lookup.release()
-            raise
+        response = await (exchange.forwarded() if limit is None else self._in_turn(limit))
         exchange.response = response
-        if self._scope is None and self._lookup is None:
+        if self._scope is None:
             return response
         if not exchange.streamed:
             self._pieces.append(response.content)
             self._count()
-            self._keep(left=False)
         else:
             self._source = response.stream
             self._say = _saying(self._scope, response, exchange.kind.emits)
@@ -1095,7 +1077,6 @@ class SentRequest:
             for piece in self._source:
                 self._take(piece)
                 yield piece
-            self._keep(left=False)
         finally:
             self._count()
 
@@ -1104,7 +1085,6 @@ class SentRequest:
             async for piece in self._source:
                 self._take(piece)
                 yield piece
-            self._keep(left=False)
         finally:
             self._count()
 
@@ -1116,83 +1096,27 @@ class SentRequest:
 
     def _close(self) -> Any:
         self._count()
-        self._keep(left=True)
         return self._source.aclose() if self._is_async else self._source.close()
-
-    def _received(self, *, left: bool) -> list[bytes]:
-        """Return the pieces of the answer; the last one may be cut if its reader has left."""
-        if not self._exchange.streamed:
-            return self._pieces
-        return decompressed(self._exchange.response, self._pieces, int(left))
 
     def _count(self) -> None:
         """Count what the answer has reported since the last count; many readers leave early."""
         scope = self._scope
         if scope is None or scope.call is None:
             return
-        body = b"".join(self._received(left=True))
-        spent = amounts_of_usage(self._usage(self._exchange.response, body))
+        response, pieces = self._exchange.response, self._pieces
+        if self._exchange.streamed:
+            pieces = decompressed(response, pieces, 1)
+        spent = amounts_of_usage(self._usage(response, b"".join(pieces)))
         before, self._counted = self._counted, spent
         usd, tokens, held = (now - then for now, then in zip(spent, before, strict=True))
         if usd > 0 or tokens > 0:
             more = {"cost_usd": usd, "output_tokens": tokens, "cached_input_tokens": held}
             scope.run.account.spend_usage(scope.call.number, more)
 
-    # -- the cache -------------------------------------------------------------------------------
-
-    def _look_up(self) -> Lookup | None:
-        exchange, scope = self._exchange, self._scope
-        if exchange.cache is None:
-            return None
-        place, secrets = place_of(scope), scope.run.secrets if scope is not None else NO_SECRETS
-        step, arguments = exchange.step(), exchange.arguments(place[1].tag, secrets)
-        key = step.parameters.digest(step.parameters.bind((), arguments), ((), arguments))
-        root = scope.run.root if scope is not None else None
-        return look_up(place, exchange.cache, step.name, key, root, several=True)
-
-    def _answer(self) -> Any:
-        exchange, scope = self._exchange, self._scope
-        entry = self._lookup.entry if self._lookup is not None else None
-        if entry is None:
-            return None
-        try:
-            form = _CODEC.decode(bytes(entry.payload), entry.form)
-        except UnreadableValueError:
-            return None
-        if scope is not None and scope.call is not None:
-            scope.run.account.save(scope.call.number, entry.saved)
-            _say_again(exchange, form, scope)
-        if not exchange.streamed:
-            return response_from(form, exchange.request)
-        read = _apieces_of if self._is_async else pieces_of
-        return exchange.again(form, lambda: read(form))
-
-    def _keep(self, *, left: bool) -> None:
-        """Keep the answer, once; ``left`` if its reader has left, perhaps before its end."""
-        exchange, lookup, self._lookup = self._exchange, self._lookup, None
-        if lookup is None:
-            return
-        pieces = self._received(left=left)
-        is_all = not left or is_whole(exchange.response, pieces)
-        result = exchange.of_pieces(pieces, 0) if is_all else None
-        whole = result is not None and result.error is None
-        form = _kept_answer(result.value) if result is not None and whole else None
-        if form is None:
-            lookup.release()
-            return
-        usd, tokens, _ = amounts_of_usage(self._usage(exchange.response, body_of(form)))
-        cost = time.time() - self._began, usd, tokens
-        lookup.keep(cost, "", _CODEC.encode(form, "an answer"))
-
     def _usage(self, response: Any, body: bytes) -> dict[str, Any]:
         """Return the usage that an answer reports."""
         kind, url = response.headers.get("content-type", ""), str(self._exchange.request.url)
         return usage_of(self._exchange.endpoint, kind, body, url)
-
-
-async def _apieces_of(form: Mapping[str, Any]) -> AsyncIterator[bytes]:
-    for piece in pieces_of(form):
-        yield piece
 
 
 # -- requests that are not seen --------------------------------------------------------------------

@@ -15,7 +15,7 @@ from stepwise._runtime.forks import process_lock
 from stepwise._runtime.messages import report_misspelled
 from stepwise._runtime.settings import public_url, remember_url, with_password
 from stepwise.errors import ConfigurationError
-from stepwise.stores.base import LAST_READER, Batch, Head, Owner, Store
+from stepwise.stores.base import Batch, Head, Owner, Store
 
 __all__ = ["Batch", "Head", "Owner", "Store", "close_under", "open_store"]
 
@@ -146,18 +146,6 @@ def _checked(store: Store) -> Store:
             f"{type(store).__qualname__} is not a store: it has no {', '.join(missing)}. Give a "
             "URL ('disk:/path'), a path, or an object with the methods of stepwise.stores.Store"
         )
-    newest_heads = getattr(store, "newest_heads", None)
-    if newest_heads is not None:
-        import inspect  # on use: most programs name their store by its URL
-
-        try:
-            inspect.signature(newest_heads).bind(unfinished=True, words=(), before="", prefix="")
-        except TypeError as error:
-            raise ConfigurationError(
-                f"newest_heads() of {type(store).__qualname__} cannot be called with unfinished=, "
-                f"words=, before= and prefix= ({error}). Add what is missing, as "
-                "stepwise.stores.base says, or leave the method out: listings then read all heads"
-            ) from error
     return store
 
 
@@ -172,11 +160,6 @@ def _split(text: str) -> tuple[str, str]:
         scheme, rest = "disk", text
     if scheme in (_POSTGRES, "postgres"):
         return _POSTGRES, f"//{rest}"
-    if scheme == "sqlite":
-        raise ConfigurationError(
-            f"there are no sqlite: stores any more: write disk:{rest} for a new one. Commit "
-            f"{LAST_READER} of stepwise is the last one that reads {text}: let its runs end there"
-        )
     if scheme not in ("memory", "disk"):
         raise ConfigurationError(
             f"no store for {public_url(text)!r}: the URL begins with 'disk:' "

@@ -8,8 +8,7 @@ there.
 A word of the search field finds itself in a run's name, arguments, id, error and tags.  The other
 words are::
 
-    status:crashed workflow:agent tag:customer=ann since:2d error:timeout cost:>1 tokens:>5000
-    id:trip children:yes
+    status:crashed workflow:agent tag:customer=ann since:2d error:timeout cost:>1
 
 All of them have to hold.  Quotes keep a text with spaces together: ``error:"timed out"``.
 
@@ -492,21 +491,17 @@ class Search(NamedTuple):
 
     Args:
         workflow, status, tags: as of ``each_listed``.
-        begins: the beginning of the ids.
-        children: child runs and scores, too.
         where: further conditions.
     """
 
     workflow: str | None = None
     status: RunStatus | None = None
     tags: dict[str, str] = {}  # noqa: RUF012  # never changed
-    begins: str = ""
-    children: bool = False
     where: tuple[Callable[[RunFacts], bool], ...] = ()
 
     def is_meant(self, facts: RunFacts) -> bool:
         """Return whether a run is looked for, as far as its facts say."""
-        if not self.children and is_inner(facts, chosen=bool(self.workflow or self.tags)):
+        if is_inner(facts, chosen=bool(self.workflow or self.tags)):
             return False
         return all(holds(facts) for holds in self.where)
 
@@ -574,25 +569,15 @@ def _error(search: Search, value: str, _: float) -> Search:
     return _with(search, _says(value, lambda facts: iter((facts.error,))))
 
 
-def _amount(unit: int, name: str) -> Callable[[Search, str, float], Search]:
-    """Return the reader of a limit on an amount that a run has spent.
-
-    Args:
-        unit: the place of the amount in :class:`stepwise.Spent`.
-        name: the word.
-    """
-
-    def read(search: Search, value: str, _: float) -> Search:
-        match = re.fullmatch(r"([<>]=?)(\d{1,12}(?:\.\d+)?)", value)
-        if match is None:
-            raise WrongWordsError(f"{name}:{value} is no limit: write {name}:>1 or {name}:<0.5")
-        compare, limit = _COMPARED[match[1]], float(match[2])
-        return _with(
-            search,
-            lambda facts: compare(facts.tally.spent[unit] if facts.tally is not None else 0, limit),
-        )
-
-    return read
+def _cost(search: Search, value: str, _: float) -> Search:
+    match = re.fullmatch(r"([<>]=?)(\d{1,12}(?:\.\d+)?)", value)
+    if match is None:
+        raise WrongWordsError(f"cost:{value} is no limit: write cost:>1 or cost:<0.5")
+    compare, limit = _COMPARED[match[1]], float(match[2])
+    return _with(
+        search,
+        lambda facts: compare(facts.tally.spent[0] if facts.tally is not None else 0, limit),
+    )
 
 
 _READERS: dict[str, Callable[[Search, str, float], Search]] = {
@@ -601,10 +586,7 @@ _READERS: dict[str, Callable[[Search, str, float], Search]] = {
     "tag": _tag,
     "since": _since,
     "error": _error,
-    "cost": _amount(0, "cost"),
-    "tokens": _amount(1, "tokens"),
-    "id": lambda search, value, _: search._replace(begins=value),
-    "children": lambda search, value, _: search._replace(children=value != "no"),
+    "cost": _cost,
 }
 
 
@@ -628,16 +610,15 @@ def find(
     until, last, looked = time.monotonic() + _SECONDS, "", 0
     rows: list[RunRow] = []
 
-    def can_be(run_id: str) -> bool:
+    def look(run_id: str) -> None:
         nonlocal last, looked
         if len(rows) == PAGE or (looked and time.monotonic() > until):
             raise _EnoughError
         last, looked = run_id, looked + 1
-        return run_id.startswith(search.begins)
 
     asked = search.workflow, search.status, store, search.tags
     try:
-        for each in each_listed(*asked, where=search.is_meant, ids=can_be, before=before):
+        for each in each_listed(*asked, where=search.is_meant, look=look, before=before):
             with contextlib.suppress(RunNotFoundError):  # deleted meanwhile
                 rows.append(row_of(each))
     except _EnoughError:

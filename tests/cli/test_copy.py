@@ -2,14 +2,12 @@
 
 import json
 import os
-import pty
 import re
 import signal
-import subprocess
 
 import pytest
 from click.testing import CliRunner
-from command import COMMAND, process
+from command import process
 from harness import python
 
 import stepwise
@@ -146,26 +144,6 @@ def test_a_backup_that_is_put_back(ids, target, tmp_path):
     assert copied("--from", target, "--to", back, "--restored") == (dict.fromkeys(ids, "copied"), 0)
     found = {each.id: each._facts().restored for each in stepwise.runs(store=back)}
     assert (found[ids[0]], found[ids[1]]) == (False, True)
-
-
-def test_progress_on_a_terminal(ids, target):
-    """A terminal shows how far the copy is, on a line that is erased at the end."""
-    ours, theirs = pty.openpty()
-    env = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(
-        [COMMAND, "copy", "--to", target], env=env, stdout=subprocess.PIPE, stderr=theirs
-    ) as started:
-        os.close(theirs)
-        table = started.stdout.read().decode()
-    shown = b""
-    try:
-        while part := os.read(ours, 1000):
-            shown += part
-    except OSError:  # the other end is closed
-        os.close(ours)
-    assert re.search(rb"\r\x1b\[2K\d of 2 runs, \d+ records?, \d+\.\d kB", shown)
-    assert shown.endswith(b"\r\x1b[2K")
-    assert "copied" in table
 
 
 def test_ctrl_c(ids, target):

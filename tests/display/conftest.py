@@ -14,7 +14,7 @@ def browse(tmp_path):
     if browser is None:
         pytest.skip(f"none of {', '.join(names)} is here")
 
-    def opened(body, *options, dark=False):
+    def opened(body, *options, dark=False, fragment=""):
         page = tmp_path / "page.html"
         ground = "<style>@media (prefers-color-scheme:dark){body{background:#111}}</style>"
         whole = body if body.startswith("<!doctype") else f"<!doctype html>{ground}{body}"
@@ -24,7 +24,7 @@ def browse(tmp_path):
             [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
              f"--user-data-dir={tmp_path / 'profile'}", "--window-size=800,400",
              f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-             *options, page.as_uri()],
+             *options, f"{page.as_uri()}{fragment}"],
             check=True, capture_output=True, timeout=300, text=True,
         )  # fmt: skip
         return done.stdout

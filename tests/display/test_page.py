@@ -578,9 +578,8 @@ def test_the_policy_allows_what_is_ours():
 
 
 def test_without_javascript(failed):
-    """Without the script nothing is missing but the filter, which is hidden then."""
+    """Without the script nothing is missing."""
     whole = exported(failed)
-    assert "hidden" in vars(Page(whole).one("div", cls="filter"))["with"]
     assert Page(re.sub("<script>.*?</script>", "", whole, flags=re.DOTALL)).text == Page(whole).text
 
 
@@ -629,29 +628,10 @@ def test_a_page_on_a_phone(browse, tmp_path):
 
 
 def test_the_policy_in_a_browser(browse):
-    """A browser executes the script of the page, and none that somebody adds."""
+    """A browser executes the page's script, which opens the step of a link, and none beside it."""
     added = "<script>document.body.append('added')</script>"
-    shown = browse(hostile_page().replace("</body>", f"{added}</body>"), "--dump-dom")
-    assert "hidden" not in vars(Page(shown).one("div", cls="filter"))["with"]
+    whole = hostile_page().replace("</body>", f"{added}</body>")
+    shown = browse(whole, "--dump-dom", fragment="#s2")
+    assert "open" in vars(Page(shown).one("details", id="s2"))["with"]
+    assert "open" not in vars(Page(shown).one("details", id="s3"))["with"]
     assert Page(shown).text.count("added") == 0
-
-
-FILTER = """<script>
-const [words, status, count] = bar.children;
-words.value = "about XXX";
-words.dispatchEvent(new Event("input"));
-document.body.append(`(${count.textContent}; `);
-words.value = "";
-status.value = "failed";
-status.dispatchEvent(new Event("change"));
-const shown = steps.filter((each) => !each.hidden).map((each) => each.id);
-location.hash = "#s2";
-setTimeout(() => document.body.append(`${shown}; ${document.getElementById("s2").open})`), 50);
-</script>"""
-
-
-def test_the_filter_in_a_browser(browse):
-    """Words and a status choose the steps that are shown; a link opens the step it leads to."""
-    whole = POLICY.sub("", hostile_page()).replace("</body>", f"{FILTER}</body>")
-    shown = browse(whole, "--dump-dom", "--virtual-time-budget=2000")
-    assert "(1 of 4; s4; true)" in " ".join(Page(shown).text.split())

@@ -300,27 +300,6 @@ def test_a_run_in_progress_is_left_out(source, target):
     assert copier.copy("job").outcome == "copied"
 
 
-def test_waiting_for_a_run(source, target, fork):
-    """With wait, a run that another process executes is copied as soon as that lets it go."""
-    crashed(source)
-    script = fork(f"""
-import os, socket
-from stepwise.stores import Owner, open_store
-store = open_store({source!r})
-epoch = store.acquire("job", Owner(os.getpid(), socket.gethostname(), 1.0))
-print("held", flush=True)
-input()
-store.release("job", epoch)
-""")
-    assert script.hear() == "held"
-    waited = Copier(open_store(source), open_store(target), wait=True)
-    with pytest.raises(RunBusyError):
-        Copier(waited.source, waited.target).copy("job")
-    script.tell()
-    assert waited.copy("job").outcome == "copied"
-    script.finish()
-
-
 def test_child_runs_come_along(source, target):
     """A run is copied with the runs that it called, and continues with them."""
     with fresh_store(source), pytest.raises(SimulatedCrash), crash_at(think, "before", call=3):

@@ -455,17 +455,6 @@ def test_a_store_that_wraps_another():
     assert open_store(store) is store
 
 
-def test_a_store_whose_listing_lacks_a_parameter():
-    """A user's store whose ``newest_heads`` lacks a parameter is refused when it is opened."""
-
-    class Older(MemoryStore):
-        def newest_heads(self, *, unfinished=False, words=()):
-            return super().newest_heads(unfinished=unfinished, words=words)
-
-    with pytest.raises(ConfigurationError, match=r"newest_heads\(\) of .*Older .*'before'"):
-        open_store(Older())
-
-
 @pytest.mark.parametrize("where", [5, None, object()])
 def test_what_is_no_store(where):
     """What is neither a URL nor a path nor a store is refused, by its type and what it lacks."""

@@ -677,7 +677,7 @@ def check_listing() -> None:
     get_run(3)  # type: ignore[arg-type]
     run = get_run("x")
     assert_type(run.fork(), Run)
-    assert_type(run.copy_to("disk:./copy", restored=True, wait=False), Run)
+    assert_type(run.copy_to("disk:./copy", restored=True), Run)
     run.copy_to()  # type: ignore[call-arg]
     assert_type(run.fork(2, "other", {"mood": "calm"}, {1: "x", "think": 2}), Run)
     assert_type(run.forked_from, "str | None")

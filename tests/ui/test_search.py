@@ -71,10 +71,7 @@ def runs():
         ("<b>", ["failed Rome <b>"]),
         ("cost:>1.5", ["parent", "two"]),
         ("cost:<1 workflow:agent", []),
-        ("tokens:>=2000", ["parent", "two"]),
         ("since:1h", ["parent", "failed Turin", "failed Rome <b>", "two", "one"]),
-        ("id:fail", ["failed Turin", "failed Rome <b>"]),
-        ("workflow:agent children:yes cost:>2.5", None),
         ("nothing:such", []),
         ("http://x", []),
     ],
@@ -82,16 +79,13 @@ def runs():
 @pytest.mark.usefixtures("runs")
 def test_words(query, ids):
     """Each word of a search holds for the runs that it finds, the newest first."""
-    if ids is None:
-        (child,) = [run for run in stepwise.runs() if run.parent]
-        ids = [child.id]
     assert found(query) == ids
 
 
 @pytest.mark.parametrize(
     "query",
     ["status:broken", "tag:customer", "tag:=x", "since:yesterday", "since:2", "cost:1", "cost:>x"]
-    + ['error:"open', "tokens:many", "since:" + "9" * 400 + "d"],
+    + ['error:"open', "cost:many", "since:" + "9" * 400 + "d"],
 )
 def test_words_that_are_wrong(query):
     """A word that cannot be understood is answered with how to write it."""
@@ -148,13 +142,12 @@ def test_a_page_that_begins_after_a_run_that_is_gone(page, monkeypatch):
     assert "run 3" in text
 
 
-@pytest.mark.parametrize("words", ["run", "id:run"])
-def test_a_search_that_takes_long(page, monkeypatch, words):
+def test_a_search_that_takes_long(page, monkeypatch):
     """A search looks for a moment, says how far that went, and goes on from there by a link."""
     for number in range(6):
         agent.options(run_id=f"run {number}")(number)
     monkeypatch.setattr(_reading, "_SECONDS", -1.0)  # there is time for one run
-    texts = [*page.walk(f"/?q={words}")]
+    texts = [*page.walk("/?q=run")]
     assert ["searched 1 run;" in text for text in texts] == [*[True] * (len(texts) - 1), False]
     seen = [re.findall(r'href="/runs/run%20(\d)"', text) for text in texts]
     assert [*itertools.chain(*seen)] == ["5", "4", "3", "2", "1", "0"]

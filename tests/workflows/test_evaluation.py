@@ -410,7 +410,7 @@ def test_scores_are_no_runs_of_their_own():
     assert listed("--workflow", "score") == scores
     assert listed("--tag", f"scores={run.id}") < scores
     assert find_run(None).id in own
-    for words, found in {"": own, "children:yes": own | scores, "workflow:score": scores}.items():
+    for words, found in {"": own, "workflow:score": scores}.items():
         meant = parsed(words, 0.0).is_meant
         kept = [each.id for each in stepwise.runs() if meant(each._facts())]
         assert found <= {*kept} <= own | scores
