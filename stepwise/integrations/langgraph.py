@@ -299,6 +299,9 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         store: a URL (``"disk:/path"``, ``"memory:"``), a path or a store object; by default the
             configured store.
         serde: LangGraph's serializer; by default ``JsonPlusSerializer``.
+        on_corrupt: what happens if the newest checkpoint, or a record that it needs, is damaged or
+            lost.  ``"raise"``: ``CorruptStoreError``.  ``"fallback"``: use the newest intact
+            checkpoint before it, with a notice.
         on_stale: what happens to a writer whose checkpoint is no longer the newest, since another
             writer has continued the thread.  ``"raise"``: ``ThreadMovedOnError``.  ``"branch"``:
             accept the write as the newest checkpoint.  A graph that is invoked or updated with the
@@ -306,7 +309,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
     Raises:
         ConfigurationError: LangGraph is missing, too old, or of an unsupported version;
-            ``on_stale`` is unknown; or ``trust="data"`` is set, and ``serde`` is LangGraph's own.
+            ``on_corrupt`` or ``on_stale`` is unknown; or ``trust="data"`` is set, and ``serde`` is
+            LangGraph's own.
     """
 
     def __init__(
@@ -314,16 +318,19 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         store: Any = None,
         *,
         serde: Any = None,
+        on_corrupt: Literal["raise", "fallback"] = "raise",
         on_stale: Literal["raise", "branch"] = "raise",
     ) -> None:
         super().__init__(serde=serde)
         if serde is None:
             check_trust("LangGraph's serializer makes objects of any class, as pickles do")
+        if on_corrupt not in ("raise", "fallback"):
+            raise ConfigurationError(f"on_corrupt={on_corrupt!r}: use 'raise' or 'fallback'")
         if on_stale not in ("raise", "branch"):
             raise ConfigurationError(f"on_stale={on_stale!r}: use 'raise' or 'branch'")
         check_fits()
         self._threads = threads.ThreadStore(store)
-        self._on_stale = on_stale
+        self._on_corrupt, self._on_stale = on_corrupt, on_stale
 
     def __enter__(self) -> Self:
         return self
@@ -560,7 +567,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             run_ids: values of ``run_id`` in the metadata.
 
         Raises:
-            CorruptStoreError: a record of a thread is damaged or lost.
+            CorruptStoreError: a record of a thread is damaged or lost, and ``on_corrupt`` is
+                ``"raise"``.
         """
         unwanted = set(map(str, run_ids)) - {""}
         for thread_id in self._threads.thread_ids() if unwanted else ():
@@ -573,7 +581,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         """Copy all checkpoints and writes of a thread to another thread, which keeps its own.
 
         Raises:
-            CorruptStoreError: a record of the thread is damaged or lost.
+            CorruptStoreError: a record of the thread is damaged or lost, and ``on_corrupt`` is
+                ``"raise"``.
         """
         source, target = str(source_thread_id), str(target_thread_id)
         thread = self._threads.read(source)
@@ -596,7 +605,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
 
         Raises:
             ConfigurationError: the strategy is unknown.
-            CorruptStoreError: a record of a thread is damaged or lost.
+            CorruptStoreError: a record of a thread is damaged or lost, and ``on_corrupt`` is
+                ``"raise"``.
         """
         if strategy not in ("keep_latest", "delete"):
             raise ConfigurationError(f"strategy={strategy!r}: use 'keep_latest' or 'delete'")
@@ -623,10 +633,10 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         """
         with self._threads.writing(thread_id) as writer:
             thread = writer.thread
-            found = [*thread.newest_first()]
-            kept = [each for each in found if each.graph_run not in unwanted]
+            intact = [each for each in thread.newest_first() if not each.damaged]
+            kept = [each for each in intact if each.graph_run not in unwanted]
             if not unwanted:
-                kept = [*{each.ns: each for each in reversed(found)}.values()]
+                kept = [*{each.ns: each for each in reversed(intact)}.values()]
             places = {(each.ns, each.id) for each in kept}
             needed = {place for each in kept for place in self._needed(thread, each)} - places
             if unwanted and needed:
@@ -655,8 +665,7 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         if again:
             place = continued(thread, config)
             if place.stored is not None:
-                stored = place.stored
-                self._check(thread_id, thread, stored)
+                stored = self._certain(thread_id, thread, place.stored)
                 metadata = self._loads(thread.blob(stored.metadata))
                 if place.goes_on:
                     # LangGraph continues an invocation only with the run id of its checkpoint.
@@ -667,8 +676,8 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             if (thread.lost or thread.gone) and not config["configurable"].get("checkpoint_ns"):
                 raise self._damaged(thread_id, None)  # it only seems to be empty
             return None
-        self._check(thread_id, thread, found)
-        return self._tuple(thread_id, thread, found, of=config)
+        stored = self._certain(thread_id, thread, found, config)
+        return self._tuple(thread_id, thread, stored, of=config)
 
     def _found(self, config: Config, thread: threads.Thread) -> threads.Stored | None:
         facts = config["configurable"]
@@ -677,14 +686,32 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
             return thread.checkpoints.get((ns, wanted))
         return next(thread.newest_first(ns), None)
 
-    def _check(self, thread_id: str, thread: threads.Thread, stored: threads.Stored) -> None:
-        """Raise if a checkpoint, or a record that it needs, is damaged or lost."""
-        if not thread.is_certain(stored):
-            raise self._damaged(thread_id, stored)
+    def _certain(
+        self,
+        thread_id: str,
+        thread: threads.Thread,
+        stored: threads.Stored,
+        config: Config | None = None,
+    ) -> threads.Stored:
+        """Return the checkpoint if it is intact, or the newest intact one before it."""
+        if thread.is_certain(stored):
+            return stored
+        newest = config is not None and not config["configurable"].get("checkpoint_id")
+        if self._on_corrupt == "fallback" and newest:
+            for each in thread.newest_first(stored.ns):
+                if thread.is_certain(each):
+                    notice(
+                        f"{self._named(thread_id)}: {_when(stored)} is damaged; {_when(each)} "
+                        "takes its place"
+                    )
+                    return each
+        raise self._damaged(thread_id, stored)
 
     def _check_all(self, thread_id: str, thread: threads.Thread) -> None:
         if thread.lost or thread.gone:
-            raise self._damaged(thread_id, None)
+            if self._on_corrupt == "raise":
+                raise self._damaged(thread_id, None)
+            notice(f"{self._named(thread_id)}: damaged records of it are left out")
 
     def _damaged(self, thread_id: str, stored: threads.Stored | None) -> CorruptStoreError:
         thread = self._threads.read(thread_id)
@@ -692,11 +719,9 @@ class StepwiseSaver(BaseCheckpointSaver[Any]):  # type: ignore[misc]
         records = f"its records {lost} cannot be read" if lost else ""
         gone = f"{thread.gone} acknowledged records are missing at its end" if thread.gone else ""
         what = f"{_when(stored)} is damaged" if stored is not None else "it is damaged"
-        found = thread.newest_first(stored.ns if stored is not None else "")
-        intact = next(filter(thread.is_certain, found), None)
         way = (
-            f"begin another thread with the values of the intact checkpoint {intact.id!r}"
-            if intact is not None
+            "continue at the newest intact checkpoint: StepwiseSaver(..., on_corrupt='fallback')"
+            if any(map(thread.is_certain, thread.newest_first()))
             else f"begin anew, since no checkpoint is intact: delete_thread({thread_id!r})"
         )
         return CorruptStoreError(
