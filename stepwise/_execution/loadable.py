@@ -29,8 +29,8 @@ from stepwise._values.preview import error_text
 _SURE = frozenset({*sys.stdlib_module_names, "stepwise"})
 _TAKES_CLASSES = frozenset({"functools.partial", "collections.defaultdict"})
 """Functions that execute no code of a class or function that they are given."""
-_PLAIN = ("dataclasses", "pydantic.main")
-"""Modules whose ``__setstate__`` takes any state."""
+_PLAIN: dict[Any, type] = {"dataclasses": list, "pydantic.main": dict}
+"""The modules whose ``__setstate__`` sets any state of this type."""
 _CONTAINERS = (list, dict, set, bytearray, deque)
 _HASHES = (object.__hash__, str.__hash__, int.__hash__, enum.Enum.__hash__)
 _MISSING = object()
@@ -144,7 +144,7 @@ class Loadable:
                 "full": full,
                 "target": target,
                 "is_theirs": target is not _MISSING and full.partition(".")[0] not in _SURE,
-                "is_called": not isinstance(target, type) or issubclass(target, enum.Enum),
+                "is_called": not _is_class(target) or issubclass(target, enum.Enum),
             }
             self._found[full] = type(name, (Inert,), about)
         return self._found[full]
@@ -207,7 +207,7 @@ class Inert:
         held, slots = state if type(state) is tuple and len(state) == 2 else (state, None)
         own = inspect.getattr_static(target, "__setstate__", None)
         if own is not None:
-            if getattr(own, "__module__", "") not in _PLAIN:
+            if type(state) is not _PLAIN.get(getattr(own, "__module__", "")):
                 cls._decides(".__setstate__")
         elif _is_python(target, "__getattr__") or _is_python(target, "__getattribute__"):
             cls._decides(".__getattr__")  # it is asked for __setstate__
@@ -251,6 +251,10 @@ class Inert:
         self.append(item)
 
 
+def _is_class(target: object) -> bool:
+    return issubclass(type(target), type)  # isinstance asks the object
+
+
 def _is_python(target: type, method: str) -> bool:
     """Return whether a method is written in Python, so that its code would be executed."""
     return isinstance(inspect.getattr_static(target, method, None), types.FunctionType)
@@ -258,7 +262,7 @@ def _is_python(target: type, method: str) -> bool:
 
 def _is_made(target: Any, args: tuple[Any, ...]) -> bool:
     """Return whether a class makes an instance of these arguments without code of its own."""
-    if not isinstance(target, type):
+    if not _is_class(target):
         return False
     if issubclass(target, enum.Enum):
         return type(target) is enum.EnumMeta and args[0] in target._value2member_map_

@@ -40,10 +40,16 @@ VALUES = [
     "Guarded()",
     "Numbered(1, 2)",
     "pickle.loads, Inner('a')",
+    "Frozen(1, 2)",
 ]
 
 MORE = """
-import abc, copyreg, pickle
+import abc, pickle
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    a: int
+    b: int
 
 class Perm(enum.Flag):
     R = 1
@@ -106,6 +112,9 @@ EDITS = [
     ("class Guarded:", "Guarded = 1\nclass Guard:"),
     ("class Guarded:", "def Guarded(): ...\nclass Guard:"),
     ('("a", "b")', '("a",)'),
+    ("@dataclass(frozen=True, slots=True)", "@dataclass(frozen=True)"),
+    ("@dataclass(frozen=True, slots=True)", "@dataclass(slots=True)"),
+    ("    a: int\n    b: int\n", "    a: int\n"),
 ]
 
 
