@@ -194,13 +194,17 @@ def made_by(name, count):
         raise RuntimeError("too many calls")
     return Value(name + "()")
 
+class Attribute:
+    def __init__(self, name):
+        self.name = name
+    def __get__(self, value, cls):
+        if len(value.name) > 200:
+            raise AttributeError(self.name)
+        return Value(f"{value.name}.{self.name}")
+
 class Value:
     def __init__(self, name):
         self.name = name
-    def __getattr__(self, name):
-        if name.startswith("__") or len(self.name) > 200:
-            raise AttributeError(name)
-        return Value(f"{self.name}.{name}")
     def __call__(self, *args, **kwargs):
         return made_by(self.name[-60:], len(args) + len(kwargs))
     def _chance(self, *more):
@@ -243,6 +247,9 @@ class Value:
     __truediv__ = __floordiv__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _with
     __neg__ = __invert__ = __pos__ = __pow__ = __rtruediv__ = __rfloordiv__ = __ror__ = _with
     __gt__ = __ge__ = __le__ = __lt__
+
+for name in ATTRIBUTES - {"name"}:  # no __getattr__: whether that loads, no preflight can know
+    setattr(Value, name, Attribute(name))
 '''
 
 
@@ -258,6 +265,14 @@ def _program(text: str) -> str:
         f"from stepwise import workflow\nfrom stubs import Value\n\n{stand_ins}\n@workflow\n"
         f"{text}\n{call}\n"
     )
+
+
+def _attributes(text: str) -> set[str]:
+    """Return the names of attributes that a text reads, with ``getattr`` too."""
+    nodes = [*ast.walk(ast.parse(text))]
+    names = {each.attr for each in nodes if isinstance(each, ast.Attribute)}
+    names |= {each.value for each in nodes if isinstance(each, ast.Constant)}
+    return {each for each in names if isinstance(each, str) and re.fullmatch(r"(?!__)\w+", each)}
 
 
 def _harmless() -> set[str]:
@@ -353,7 +368,8 @@ class _Lab:
     def __init__(self, change: dict[str, str], folder: pathlib.Path) -> None:
         self.folder = folder
         self.texts = {version: _program(change[version]) for version in ("old", "new")}
-        (folder / "stubs.py").write_text(_STUBS, "utf-8")
+        read = sorted(_attributes(change["old"]) | _attributes(change["new"]))
+        (folder / "stubs.py").write_text(f"ATTRIBUTES = {{'name', *{read}}}\n{_STUBS}", "utf-8")
         self.calls = folder / "calls"
         self.store = 0
 

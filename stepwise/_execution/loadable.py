@@ -1,14 +1,14 @@
 """A check whether recorded pickles load in this program, without executing its code.
 
 A pickle names the classes and functions that rebuild its values.  Each name is looked up here, and
-an inert stand-in takes its place, so that nothing of the program is called.  Where loading would
-call code of the program or of a library, that code decides: this is said, not guessed.
+an inert stand-in takes its place, so that nothing of the program is called.  A name that is missing
+fails.  A class loads if loading executes none of its code; for the rest, that code decides: this is
+said, not guessed.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
 import importlib
 import inspect
 import sys
@@ -27,20 +27,12 @@ from stepwise._values.codec import JSON, PYTHON
 from stepwise._values.preview import error_text
 
 _SURE = frozenset({*sys.stdlib_module_names, "stepwise"})
-_TAKES_CLASSES = frozenset(
-    {
-        "copyreg._reconstructor",
-        "copyreg.__newobj__",
-        "functools.partial",
-        "collections.defaultdict",
-        "stepwise._values.reducers._made_exception",
-        "stepwise._checkpoints.variables._function",
-    }
-)
+_TAKES_CLASSES = frozenset({"functools.partial", "collections.defaultdict"})
 """Functions that execute no code of a class or function that they are given."""
-_PLAIN = ("dataclasses", "pydantic.main")
-"""Modules whose ``__setstate__`` takes any state."""
+_PLAIN: dict[Any, type] = {"dataclasses": list, "pydantic.main": dict}
+"""The modules whose ``__setstate__`` sets any state of this type."""
 _CONTAINERS = (list, dict, set, bytearray, deque)
+_HASHES = (object.__hash__, str.__hash__, int.__hash__, enum.Enum.__hash__)
 _MISSING = object()
 
 
@@ -147,8 +139,14 @@ class Loadable:
         full = f"{module}.{name}"
         if full not in self._found:
             target = self._target(module, name)
-            about = {"seen": self, "full": full, "target": target}
-            self._found[full] = _StandIn(name, (Inert,), about)
+            about = {
+                "seen": self,
+                "full": full,
+                "target": target,
+                "is_theirs": target is not _MISSING and full.partition(".")[0] not in _SURE,
+                "is_called": not _is_class(target) or issubclass(target, enum.Enum),
+            }
+            self._found[full] = type(name, (Inert,), about)
         return self._found[full]
 
     def _target(self, module: str, name: str) -> Any:
@@ -166,252 +164,166 @@ class Loadable:
             return _MISSING
 
 
-def _is_sure(full: str) -> bool:
-    return full.partition(".")[0] in _SURE
+# -- stand-ins ------------------------------------------------------------------------------------
 
 
-def _is_python(function: Any) -> bool:
-    """Return whether a method is written in Python, so that its code would be executed."""
-    return isinstance(getattr(function, "__func__", function), types.FunctionType)
-
-
-class _StandIn(type):
-    """The class of stand-ins: calling one makes an inert object, and notes who would decide."""
-
-    seen: Loadable
-    full: str
-    target: Any
-
-    @property
-    def is_theirs(cls) -> bool:
-        """True for a class whose code is not Python's or ours."""
-        return isinstance(cls.target, type) and not _is_sure(cls.full)
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made: Any = object.__new__(cls)  # type: ignore[arg-type]
-        special = _SPECIAL.get(cls.full)
-        if special is not None:
-            return special(cls.seen, args, made)
-        cls._check_call(args)
-        return made
-
-    def _check_call(cls, args: tuple[Any, ...]) -> None:
-        target, seen, full = cls.target, cls.seen, cls.full
-        if target is _MISSING:
-            return
-        if isinstance(target, type):
-            if issubclass(target, enum.Enum):
-                cls._check_member(args)
-            elif not _is_sure(full):
-                made = (
-                    inspect.getattr_static(target, "__new__"),
-                    inspect.getattr_static(target, "__init__"),
-                )
-                if any(map(_is_python, made)) or type(target).__call__ is not type.__call__:
-                    seen.depends(f"{full}(), which is called")
-                elif inspect.isabstract(target):
-                    seen.fail(f"{full} is abstract now")
-        elif not _is_sure(full):
-            seen.depends(f"{full}(), which is called")
-        for each in args if full not in _TAKES_CLASSES else ():
-            kind = each if isinstance(each, _StandIn) else type(each)
-            if isinstance(kind, _StandIn) and not _is_sure(kind.full):
-                seen.depends(f"{full}() of {kind.full}")
-
-    def refill(cls, made: Any, state: dict[str, Any]) -> None:
-        """Note whether the attributes of an object of the call can be set to recorded ones."""
-        made.__dict__["state"] = frozenset(state)
-        if cls.is_theirs:
-            _check_attributes(cls, state, cls.target.__dictoffset__ != 0)
-            cls.seen.made[cls.full] = cls.target
-
-    def _check_member(cls, args: tuple[Any, ...]) -> None:
-        values = cls.target._value2member_map_
-        try:
-            known = len(args) == 1 and args[0] in values
-        except TypeError:  # a value without a hash
-            known = False
-        if known:
-            return
-        if _is_python(inspect.getattr_static(cls.target, "_missing_")) and not _is_sure(
-            getattr(cls.target._missing_, "__module__", "")
-        ):
-            cls.seen.depends(f"{cls.full}._missing_")
-        elif any(isinstance(type(each), _StandIn) for each in args):
-            cls.seen.depends(f"{cls.full}(), which is called")
-        else:
-            cls.seen.fail(f"{cls.full} has no member {args[0] if args else ''!r} any more")
-
-
-class Inert(metaclass=_StandIn):
+class Inert:
     """A stand-in for an object, a class or a function; nothing that is done with it has effects."""
 
     seen: Loadable
     full = ""
     target: Any = _MISSING
+    is_theirs = False  # if the code is neither Python's nor ours
+    is_called = True  # if only a call makes instances: a function or an enumeration
 
-    def __new__(cls, *args: Any, **_: Any) -> Any:
-        """Note how an instance is made: without its initializer."""
-        target, seen, made = cls.target, cls.seen, object.__new__(cls)
-        special = _SPECIAL.get(cls.full)
-        if special is not None:
-            special(seen, args, made)
-        elif cls.is_theirs:
-            new = inspect.getattr_static(target, "__new__")
-            fields = getattr(target, "_fields", None)
-            if fields is not None and issubclass(target, tuple):
-                least = len(fields) - len(getattr(target, "_field_defaults", ()))
-                if not least <= len(args) <= len(fields):
-                    seen.fail(f"{cls.full} has {len(fields)} fields now, and had {len(args)}")
-            elif _is_python(new):
-                seen.depends(f"{cls.full}.__new__")
-            elif inspect.isabstract(target):
-                seen.fail(f"{cls.full} is abstract now")
-        elif target is not _MISSING and not isinstance(target, type):
-            seen.fail(f"{cls.full} is no class any more")
-        return made
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an instance, which pickle does with and without a call; note what decides."""
+        if cls.full in _SPECIAL:
+            return _SPECIAL[cls.full](cls.seen, *args) or Inert()
+        if cls.is_theirs and (kwargs or not _is_made(cls.target, args)):
+            cls._decides("(), which is called" if cls.is_called else ".__new__")
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any, **_: Any) -> None:
+        """Note what decides about a call."""
+        cls = type(self)
+        if cls.is_theirs and not cls.is_called:
+            cls._decides("(), which is called")
+        for each in args if not cls.is_theirs and cls.full not in _TAKES_CLASSES else ():
+            kind: Any = each if isinstance(each, type) else type(each)
+            if issubclass(kind, Inert) and kind.is_theirs:
+                cls._decides(f"() of {kind.full}")
+
+    @classmethod
+    def _decides(cls, what: str) -> None:
+        """Note that what a class does decides."""
+        cls.seen.depends(f"{cls.full}{what}")
 
     def __setstate__(self, state: Any) -> None:
-        cls: Any = type(self)
-        names = frozenset(map(str, state)) if isinstance(state, dict) else frozenset[str]()
-        self.__dict__["state"] = names
-        if cls.is_theirs:
-            _check_state(cls, state)
-            cls.seen.made[cls.full] = cls.target
+        cls = type(self)
+        if not cls.is_theirs:
+            return
+        cls.seen.made[cls.full] = target = cls.target
+        held, slots = state if type(state) is tuple and len(state) == 2 else (state, None)
+        own = inspect.getattr_static(target, "__setstate__", None)
+        if own is not None:
+            if type(state) is not _PLAIN.get(getattr(own, "__module__", "")):
+                cls._decides(".__setstate__")
+        elif _is_python(target, "__getattr__") or _is_python(target, "__getattribute__"):
+            cls._decides(".__getattr__")  # it is asked for __setstate__
+        elif slots and _is_python(target, "__setattr__"):
+            cls._decides(".__setattr__")
+        elif not (held is None or (type(held) is dict and target.__dictoffset__)):
+            cls._decides(", whose instances take no such state now")
+        else:
+            cls.refill(slots or ())
+
+    @classmethod
+    def refill(cls, names: Iterable[str]) -> None:
+        """Note whether attributes are set in an instance of the class without code of its own."""
+        if not cls.is_theirs:
+            return
+        cls.seen.made[cls.full] = cls.target
+        for name in names:
+            found = inspect.getattr_static(cls.target, name, None)
+            is_set = cls.target.__dictoffset__ and not hasattr(type(found), "__set__")
+            if not is_set and not isinstance(found, types.MemberDescriptorType):
+                cls._decides(f".{name}")
 
     def __hash__(self) -> int:
-        cls: Any = type(self)
-        target = cls.target
-        if cls.is_theirs and not issubclass(target, enum.Enum):
-            fields = getattr(target, "__dataclass_fields__", {})
-            state = self.__dict__.get("state", frozenset())
-            whole = bool(fields) and all(n in state or hasattr(target, n) for n in fields)
-            if _is_python(inspect.getattr_static(target, "__hash__")) and not whole:
-                cls.seen.depends(f"{cls.full}.__hash__")
+        cls = type(self)
+        if cls.is_theirs and inspect.getattr_static(cls.target, "__hash__") not in _HASHES:
+            cls._decides(".__hash__")
         return id(self)
 
     def __eq__(self, other: object) -> bool:
         return self is other
 
-    def append(self, *_: Any, by: str = "append") -> None:
-        """Take items, as a list or a set would."""
-        self._changed(by)
+    def append(self, *_: Any) -> None:
+        """Take items, as a list, a set or a dict would."""
+        if type(self).is_theirs:
+            self._decides(", which takes items")
 
-    extend = functools.partialmethod(append, by="extend")
-    add = functools.partialmethod(append, by="add")
+    extend = add = append
 
     def __setitem__(self, key: Any, item: Any) -> None:
         hash(key)
-        self._changed("__setitem__")
-
-    def _changed(self, by: str) -> None:
-        cls: Any = type(self)
-        method = inspect.getattr_static(cls.target, by, None)
-        if not cls.is_theirs:
-            return
-        if method is None:
-            cls.seen.fail(f"{cls.full} has no {by} any more")
-        elif _is_python(method):
-            cls.seen.depends(f"{cls.full}.{by}")
+        self.append(item)
 
 
-def _check_state(cls: Any, state: Any) -> None:
-    """Note whether the state of an instance can be set in today's class."""
-    target, seen = cls.target, cls.seen
-    own = inspect.getattr_static(target, "__setstate__", None)
-    if own is not None:
-        if getattr(own, "__module__", "") not in _PLAIN and _is_python(own):
-            seen.depends(f"{cls.full}.__setstate__")
-        return
-    held, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-    has_dict = target.__dictoffset__ != 0
-    if held and not has_dict:
-        seen.fail(f"{cls.full} has __slots__ now, and no place for {', '.join(map(str, held))}")
-    if slots and _is_python(inspect.getattr_static(target, "__setattr__")):
-        seen.depends(f"{cls.full}.__setattr__")
-    _check_attributes(cls, slots or (), has_dict)
+def _is_class(target: object) -> bool:
+    return issubclass(type(target), type)  # isinstance asks the object
 
 
-def _check_attributes(cls: Any, names: Iterable[str], has_dict: bool) -> None:
-    """Note whether attributes can be set in an instance of today's class."""
-    for name in names:
-        found = inspect.getattr_static(cls.target, name, None)
-        if isinstance(found, property):
-            cls.seen.depends(f"{cls.full}.{name}, a property")
-        elif not has_dict and not isinstance(found, types.MemberDescriptorType):
-            cls.seen.fail(f"{cls.full} has no attribute {name} any more")
+def _is_python(target: type, method: str) -> bool:
+    """Return whether a method is written in Python, so that its code would be executed."""
+    return isinstance(inspect.getattr_static(target, method, None), types.FunctionType)
+
+
+def _is_made(target: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether a class makes an instance of these arguments without code of its own."""
+    if not _is_class(target):
+        return False
+    if issubclass(target, enum.Enum):
+        return type(target) is enum.EnumMeta and args[0] in target._value2member_map_
+    new = inspect.getattr_static(target, "__new__")
+    made_by = getattr(getattr(new, "__func__", new), "__module__", None) or ""
+    if made_by.startswith("namedtuple_"):
+        return len(args) == len(inspect.getattr_static(target, "_fields"))
+    return new is object.__new__ and not args and not inspect.isabstract(target)
 
 
 # -- functions that have a meaning of their own ---------------------------------------------------
 
 
-def _from_module(seen: Loadable, args: tuple[Any, ...], _: Any) -> Any:
-    return seen.stand_in(*args)
+def _from_module(seen: Loadable, module: str, name: str) -> Any:
+    return seen.stand_in(module, name)
 
 
-def _builtin_type(seen: Loadable, args: tuple[Any, ...], _: Any) -> Any:
-    return seen.stand_in("types", *args)
+def _builtin_type(seen: Loadable, name: str) -> Any:
+    return seen.stand_in("types", name)
 
 
-def _attribute(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
-    owner, name = args
-    target = owner.target if isinstance(owner, _StandIn) else _MISSING
-    if isinstance(target, type) and inspect.getattr_static(target, name, _MISSING) is _MISSING:
-        seen.fail(f"{owner.full} has no {name} any more")
-    elif not isinstance(target, type) or not issubclass(target, enum.Enum):
-        seen.depends(f"an attribute {name}, which is read")
-    return made
-
-
-def _code(
-    name_in: Callable[[tuple[Any, ...]], tuple[str, str]],
-) -> Callable[[Loadable, tuple[Any, ...], Any], Any]:
+def _code(name_in: Callable[[tuple[Any, ...]], tuple[str, str]]) -> Callable[..., Any]:
     """Return a function that notes a function or class whose code is recorded.
 
     Args:
         name_in: returns the module and the name, given the arguments of what makes it.
     """
 
-    def note(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
+    def note(seen: Loadable, *args: Any) -> None:
         module, name = name_in(args)
         if module == "__main__" and not seen.main:
             seen.stand_in(module, name)  # it needs other names of the script
-        return made
 
     return note
 
 
-def _argument(_: Loadable, args: tuple[Any, ...], made: Any) -> Any:
-    is_class = isinstance(args[1], _StandIn)
-    return object.__new__(args[1]) if is_class else made
+def _argument(_: Loadable, __: str, cls: Any) -> Any:
+    return cls and cls.__new__(cls)
 
 
-def _refill(_: Loadable, args: tuple[Any, ...], made: Any) -> Any:
-    live, content = args
-    if isinstance(type(live), _StandIn) and isinstance(content, tuple):
-        type(live).refill(live, content[0])
-    return made
+def _refill(_: Loadable, live: Any, content: Any) -> None:
+    if isinstance(live, Inert) and type(content) is tuple:
+        type(live).refill(content[0])
 
 
-def _variable(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
-    if args[0] not in seen.variables:
-        seen.fail(f"the workflow shares no variable {args[0].removeprefix('.')} any more")
-    return made
+def _variable(seen: Loadable, name: str) -> None:
+    if name not in seen.variables:
+        seen.fail(f"the workflow shares no variable {name.removeprefix('.')} any more")
 
 
-def _deciding(text: str) -> Callable[[Loadable, tuple[Any, ...], Any], Any]:
+def _deciding(text: str) -> Callable[..., Any]:
     """Return a function that notes what decides."""
 
-    def note(seen: Loadable, args: tuple[Any, ...], made: Any) -> Any:
+    def note(seen: Loadable, *args: Any) -> None:
         seen.depends(text.format(*(getattr(each, "full", each) for each in args)))
-        return made
 
     return note
 
 
-_SPECIAL: dict[str, Callable[[Loadable, tuple[Any, ...], Any], Any]] = {
+_SPECIAL: dict[str, Callable[..., Any]] = {
     "stepwise._values.codec.from_module": _from_module,
-    "builtins.getattr": _attribute,
     "stepwise._checkpoints.variables._function": _code(lambda args: (args[1], args[2])),
     "cloudpickle.cloudpickle._builtin_type": _builtin_type,
     "cloudpickle.cloudpickle._make_skeleton_class": _code(
@@ -422,6 +334,8 @@ _SPECIAL: dict[str, Callable[[Loadable, tuple[Any, ...], Any], Any]] = {
     "stepwise._checkpoints.variables._refill": _refill,
     "stepwise._checkpoints.variables._cell": _variable,
     "stepwise._checkpoints.variables._global": _variable,
+    "builtins.getattr": _deciding("an attribute {1}, which is read"),
+    "_pickle.loads": _deciding("a pickle in it"),
     "stepwise._checkpoints.variables._taken": _deciding("the call, which gives {0}"),
     "stepwise._checkpoints.variables._client": _deciding("the client {0}, which is made again"),
     "stepwise._checkpoints.resources._make": _deciding("the resource {0}, which is made again"),
@@ -454,7 +368,7 @@ class _InertUnpickler(FrameUnpickler):
         if content is not None and cls is not None and cls.target in _CONTAINERS:
             self.given[name] = content
         elif name not in self.given:
-            self.given[name] = object.__new__(cls or self.seen.stand_in("builtins", "object"))
-            if cls is not None and isinstance(content, tuple):
-                cls.refill(self.given[name], content[0])
+            cls = cls or self.seen.stand_in("builtins", "object")
+            self.given[name] = cls.__new__(cls)
+            _refill(self.seen, self.given[name], content)
         return self.given[name]
