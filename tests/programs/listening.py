@@ -3,14 +3,11 @@
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 
 import saying
-from harness import Talking, until
-from sweeping import WHOLE
+from harness import talking, until
 
 import stepwise
 
@@ -86,11 +83,7 @@ class Listener(threading.Thread):
 
 
 def start(kind):
-    """Start the program in a fork; with ``STEPWISE_WHOLE=1`` in an interpreter of its own."""
-    if not WHOLE:
-        return Talking(PROGRAM, kind)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen([sys.executable, PROGRAM, kind], text=True, **pipes)
+    return talking(PROGRAM, kind)
 
 
 def ended(process):
