@@ -8,7 +8,6 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +24,7 @@ from stepwise.stores.disk import DiskStore
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "programs"))
 
-from harness import Talking
+from harness import talking
 from store_tools import ME
 from sweeping import SEED, WHOLE
 
@@ -221,18 +220,7 @@ class Script:
     """A Python program in a process of its own, with whom to talk line by line."""
 
     def __init__(self, path, *arguments, forked):
-        self.process = (
-            Talking(path, *arguments)
-            if forked and not WHOLE
-            else subprocess.Popen(
-                [sys.executable, "-u", str(path), *map(str, arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-        )
+        self.process = talking(path, *arguments, forked=forked)
         self.pid = self.process.pid
         self._watchdog = threading.Timer(SECONDS, self._end_all)
         self._watchdog.start()

@@ -247,7 +247,7 @@ TEAMS = {
 @pytest.mark.parametrize("team", TEAMS)
 def test_objects_of_the_call(team):
     """A client is the new call's, whose place in the old call it had, wherever it is held now."""
-    said = survives(with_agents(TEAMS[team]))
+    said = survives(with_agents(TEAMS[team]), kills=1)
     assert not [text for text in said.values() if "no checkpoint" in text]
 
 
@@ -386,7 +386,7 @@ def test_a_lock_that_is_held():
             work(4)
             return work(5)
     """
-    said = survives(program, back=["work(2)", "work(3)"])
+    said = survives(program, back=["work(2)", "work(3)"], kills=0)
     assert (
         "the variable 'lock' is a _thread.lock, which cannot be recorded (it is held)"
         in (said["work(3)"])

@@ -62,7 +62,7 @@ MADE = {
 @pytest.mark.parametrize("case", MADE)
 def test_a_client_in_a_variable(case):
     """A client that one call makes of what stays the same is made again, and nothing else is."""
-    said = survives(program(MADE[case], "asked = lambda question: client.asked(question)"))
+    said = survives(program(MADE[case], "asked = lambda question: client.asked(question)"), kills=1)
     assert not [text for text in said.values() if "no checkpoint" in text]
 
 
@@ -84,7 +84,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_client_that_stays_what_it_is(case):
     """Any other client is named as what cannot be recorded, and the run goes back before it."""
-    said = survives(program(*REFUSED[case]), back=["work(2)", "work(3)", "work(4)"])
+    said = survives(program(*REFUSED[case]), back=["work(2)", "work(3)", "work(4)"], kills=0)
     assert "the variable 'client' is a" in said["work(2)"]
     assert ", after 1 step\n" in said["work(4)"]
 

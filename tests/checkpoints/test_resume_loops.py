@@ -64,7 +64,7 @@ def loop(head):
 
 def goes_on_in_the_loop(program):
     """Fail unless a run skips the items that it had, wherever it is killed in the loop."""
-    for call, text in survives(program).items():
+    for call, text in survives(program, kills=1).items():
         assert "cannot resume" not in text
         where = f"of the loop at {line_of(program, 'for each in')}"
         assert (where in text) == (call != "work(end)")
@@ -72,7 +72,7 @@ def goes_on_in_the_loop(program):
 
 def goes_back(program):
     """Fail unless a kill in the loop sets a run back to before the loop, which is said."""
-    said = survives(program, exactly=False)
+    said = survives(program, exactly=False, kills=0)
     for call in some(said.calls[:-1], 2, program):
         assert "skips" not in said[call]
     assert any("cannot resume inside the" in said[call] for call in said.calls[:-1])
@@ -108,7 +108,7 @@ def test_loops_in_loops():
     def run():
         return asyncio.run(flow([*"abc"]))
     """
-    said = survives(program)
+    said = survives(program, kills=0)
     assert "skips 2 items of the loop" in said["work(bb)"]
     assert said["work(bb)"].count("skips") == 2
     assert said["work(after b)"].count("skips") == 1
@@ -169,7 +169,7 @@ def test_a_loop_over_a_variable_that_changes(statement):
     program = BAR + BACK.format(
         head="tqdm(names)", statement=f"if each == 'b':\n                    {statement}"
     )
-    said = survives(program, exactly=False)
+    said = survives(program, exactly=False, kills=0)
     for call in ("work(second a 1)", "work(first b 2)", "work(second b 2)"):
         assert "skips" in said[call], call
     assert "'names' changed since it began" in said["work(first b 2)"]
@@ -409,7 +409,7 @@ def test_loops_over_files_in_loops():
     def run():
         return asyncio.run(flow())
     """
-    said = survives(program, back=["work(late)"])
+    said = survives(program, back=["work(late)"], kills=0)
     assert said["work(ba)"].count("skips") == 2
     assert said["work(after 3)"].count("skips 1 item of the loop") == 1
     with lab_of(program) as lab:
@@ -473,4 +473,4 @@ def test_an_iterator_that_starts_over(loop):
     """An iterator that starts over when it is asked for its iterator is asked once, and goes on."""
     program = STARTS_OVER.format(loop=loop)
     assert undisturbed(program)[0] == [[1, 2, 3], 1]
-    survives(program)
+    survives(program, kills=1)

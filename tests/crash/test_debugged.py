@@ -4,10 +4,9 @@ import itertools
 import os
 from collections import Counter
 
-import pexpect
 import pytest
-from command import COMMAND
 from harness import python, python_path
+from prompting import Prompt
 from sweeping import WHOLE
 
 import stepwise
@@ -89,7 +88,7 @@ class Program:
         self.script, self.path = folder / "program.py", folder / "log"
         self.script.write_text(source)
         monkeypatch.setenv("LOG", str(self.path))
-        self.env = {"PYTHONPATH": python_path(folder / "plain"), "TERM": "dumb"}
+        self.env = {"PYTHONPATH": python_path(folder / "plain")}
         self.start(FAIL=fail)
         (self.run,) = stepwise.runs()
         assert self.run.status in ("failed", "crashed")
@@ -103,22 +102,13 @@ class Program:
         lines = self.script.read_text().splitlines()
         return next(number for number, line in enumerate(lines, 1) if part in line)
 
-    def debug(self, *lines, options=(), **env):
+    def debug(self, *lines, **env):
         """Give commands at the prompt; what the terminal showed."""
-        terminal = pexpect.spawn(
-            COMMAND,
-            ["debug", self.run.id, *options],
-            env={**os.environ, **self.env, **env},
-            encoding="utf-8",
-            timeout=120,
-            echo=False,
-        )
+        prompt = Prompt(self.run.id, env={**self.env, **env})
         for line in lines:
-            terminal.expect_exact("(debug) ")
-            terminal.sendline(line) if isinstance(line, str) else terminal.sendline(line())
-        terminal.expect(pexpect.EOF)
-        terminal.close()
-        return terminal.before
+            prompt.hear()
+            prompt.terminal.sendline(line if isinstance(line, str) else line())
+        return prompt.end()[1]
 
     @property
     def log(self):

@@ -17,7 +17,7 @@ import sys
 
 import pytest
 from harness import python
-from sweeping import SEED, needs_the_shim, shim, size
+from sweeping import SEED, needs_the_shim, shim, size, thinned
 
 import stepwise
 from stepwise.testing import fresh_store
@@ -246,7 +246,8 @@ def cut(
     chance = random.Random(SEED)
     chosen = set(chance.sample(moments, size(sample, len(moments)) if sample else 0))
     acked = (number for number, (_, path, *_) in enumerate(found) if path == "acks")
-    chosen.update((number, (names, "dropped")) for number in acked for names in NAMES)
+    at_acks = [(number, (names, "dropped")) for number in acked for names in NAMES]
+    chosen.update(thinned(at_acks, 3))  # odd, so that both kinds of names are among them
     disk, image = Disk(), tmp_path / "image"
     for number, operation in enumerate(found):
         disk.apply(*operation)

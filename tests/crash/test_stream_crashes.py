@@ -6,11 +6,19 @@ import random
 import resource
 import signal
 import subprocess
+import sys
 
-import listening
 import pytest
-from harness import COMMAND
-from listening import applied, check, check_reconnects, killed_while_listened_to
+from harness import COMMAND, until
+from listening import (
+    PROGRAM,
+    applied,
+    check,
+    check_reconnects,
+    ended,
+    killed_while_listened_to,
+    start,
+)
 from sweeping import WHOLE
 
 import stepwise
@@ -38,24 +46,20 @@ def test_terminated_while_readers_come_and_go():
 def test_what_a_recorded_step_said_is_on_record(tmp_path, monkeypatch):
     """What a step said is written before its record: a kill right after it loses nothing."""
     monkeypatch.chdir(tmp_path)
-    assert listening.start("dies").wait() == 9
-    assert listening.start("dies").wait() == 0
+    assert [ended(start("dies")), ended(start("dies"))] == [9, 0]
     items = [each.value for each in stepwise.get_run("talk").stream()]
     assert items == ["said", "completed"]
 
 
 def test_a_reader_that_was_stopped():
     """A reader that was stopped for longer than the run took loses nothing."""
-    program = listening.start("talk")
-    while True:
-        command = [COMMAND, "watch", "talk", "--stream", "main", "--json"]
-        reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        first = reader.stdout.readline()
-        if first:
-            break
-        reader.communicate()  # the run has not begun
+    program = start("talk")
+    until(stepwise.runs)
+    command = [COMMAND, "watch", "talk", "--stream", "main", "--json"]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = reader.stdout.readline()
     reader.send_signal(signal.SIGSTOP)
-    assert program.wait() == 0
+    assert ended(program) == 0
     reader.send_signal(signal.SIGCONT)
     rest = reader.stdout.read()
     reader.communicate()
@@ -66,7 +70,7 @@ def test_a_reader_that_was_stopped():
 
 def test_twenty_readers_in_one_event_loop():
     """Twenty asynchronous readers from random offsets end with the same items."""
-    assert listening.start("talk").wait() == 0
+    assert ended(start("talk")) == 0
     run, dice = stepwise.get_run("talk"), random.Random(3)
     events = [*run.stream()]
 
@@ -88,10 +92,10 @@ def test_a_full_disk():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
-    stopped = listening.start("talk", preexec_fn=no_space, stderr=subprocess.PIPE)
-    text = stopped.communicate()[1].decode()
-    assert "StoreError" in text
+    command = [sys.executable, PROGRAM, "talk"]
+    stopped = subprocess.run(command, preexec_fn=no_space, capture_output=True, check=False)
+    assert b"StoreError" in stopped.stderr
     assert stopped.returncode == 1
-    assert listening.start("talk").wait() == 0
+    assert ended(start("talk")) == 0
     run = stepwise.get_run("talk")
     check(applied(run.stream()), run)

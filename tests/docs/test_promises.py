@@ -1,24 +1,21 @@
 """The README's table of what is promised, line by line, with real processes that are really killed.
 
-Every test names the line that it proves; the last one compares with the README.
+They are forks of a host, or interpreters with ``STEPWISE_WHOLE=1``.  Every test names the line
+that it proves; the last one compares with the README.
 """
 
 import contextlib
 import os
 import pathlib
 import re
-import resource
 import signal
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
 import stepwise
 
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
-SECONDS = 300
 
 PROGRAM = """
 import sys
@@ -68,51 +65,43 @@ def promise(line):
 class Process:
     """The program, running; it prints a line and waits for one."""
 
-    def __init__(self, folder, **options):
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", folder / "agent.py"],
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            **options,
-        )
+    def __init__(self, script):
+        self.script, self.process = script, script.process
 
     def hear(self, *lines):
         """The next lines are these; all but the last are answered."""
         for number, line in enumerate(lines):
             if number:
                 self.say()
-            heard = self.process.stdout.readline().rstrip("\n")
+            heard = self.script.hear()
             assert re.fullmatch(line, heard), heard + "\n" + self.process.stdout.read()
 
     def say(self, text=""):
-        self.process.stdin.write(text + "\n")
-        self.process.stdin.flush()
+        self.script.tell(text)
 
-    def stop(self, number=signal.SIGKILL):
-        self.process.send_signal(number)
+    def stop(self):
+        self.process.kill()
         self.end()
 
     def end(self, said=""):
         """What it still prints, when nothing else is said to it; it may have ended already."""
-        text, _ = self.process.communicate(said, timeout=SECONDS)
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(said)
+            self.process.stdin.close()
+        text = self.process.stdout.read()
+        self.process.wait()
         return text
 
 
 class Agent:
     """The program in its folder, to be edited and started again."""
 
-    def __init__(self, folder):
-        self.folder = folder
-        self.source = PROGRAM
-        self.processes = []
+    def __init__(self, folder, fork):
+        self.folder, self.fork, self.source = folder, fork, PROGRAM
 
-    def start(self, **options):
+    def start(self):
         (self.folder / "agent.py").write_text(self.source)
-        self.processes.append(Process(self.folder, **options))
-        return self.processes[-1]
+        return Process(self.fork(self.folder / "agent.py"))
 
     def at(self, place):
         """Start it until it has come so far."""
@@ -142,13 +131,10 @@ class Agent:
 
 
 @pytest.fixture
-def agent(tmp_path, monkeypatch):
+def agent(tmp_path, monkeypatch, fork):
     monkeypatch.delenv("STEPWISE_QUIET")
-    made = Agent(tmp_path)
-    yield made
-    for each in made.processes:
-        each.process.kill()
-        each.end()
+    monkeypatch.chdir(tmp_path)
+    return Agent(tmp_path, fork)
 
 
 @promise("an exception leaves the workflow")
@@ -240,16 +226,17 @@ def test_disk_full(agent):
     (database,) = pathlib.Path(os.environ["STEPWISE_HOME"]).glob("**/*.db")
     files = database.parent.iterdir()
     largest = max(path.stat().st_size for path in files)
-
-    def no_space():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
-
+    no_space = (
+        "import resource, signal, sys\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, {largest}))\n"
+    )
+    agent.edit("import sys\n", no_space)
     agent.edit("return topic.upper()", 'return topic.upper() + " " * 300_000')
-    text = agent.start(preexec_fn=no_space).end("\n")
+    text = agent.start().end("\n")
     assert "StoreError" in text
     assert str(database.parent) in text
     agent.edit(' + " " * 300_000', "")
+    agent.edit(no_space, "import sys\n")
     agent.goes_on()
 
 

@@ -25,10 +25,6 @@ class KilledError(Exception):
     """The process of a run dies here."""
 
 
-class FailedError(Exception):
-    """An attempt of a step fails."""
-
-
 def say(name):
     return ("say", name)
 

@@ -269,22 +269,37 @@ class Watched:
         self.wait()
 
 
-class Talking:
-    """``python`` with these words in a fork, to talk with; what of ``Popen`` the tests use.
+def talking(*argv, forked=True, env=None, first=""):
+    """Start ``python`` with these words, to talk with; return what of ``Popen`` the tests use.
 
-    With ``STEPWISE_WHOLE=1`` use ``Popen`` instead.
+    It is a fork, whose end is not that of an interpreter, unless ``STEPWISE_WHOLE=1``.
+
+    Args:
+        forked: whether it may be.
+        env: its environment, if not that of this process.
+        first: a source that a fork executes before the program.
     """
+    if forked and not WHOLE:
+        return Talking(*argv, env=env, first=first)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    command = [sys.executable, "-u", *map(str, argv)]
+    return subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes)
+
+
+class Talking:
+    """``python`` with these words in a fork: see :func:`talking`."""
 
     _free: ClassVar[list] = []  # the hosts whose program has ended
 
-    def __init__(self, *argv):
+    def __init__(self, *argv, env, first):
         self.args, self.returncode = [*map(str, argv)], None
         self._host = self._free.pop() if self._free else _host(number=f"talking {next(_turns)}")
         with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
             files = [os.path.join(folder, name) for name in ("input", "out")]
             for name in files:
                 os.mkfifo(name)
-            request = _request(self.args, None, os.environ, input=files[0], out=files[1])
+            env = os.environ if env is None else env
+            request = _request(self.args, None, env, first, input=files[0], out=files[1])
             _tell(self._host, {**request, "err": files[1], "watched": True, "session": True})
             self.pid = json.loads(self._host.stdout.readline())["pid"]
             self.stdin = os.fdopen(os.open(files[0], os.O_WRONLY), "w", encoding="utf-8")

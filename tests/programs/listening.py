@@ -1,15 +1,13 @@
 """Readers of a run's stream while its process is killed, and what they must have in the end."""
 
-import os
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 
 import saying
+from harness import talking, until
 
 import stepwise
 
@@ -84,8 +82,15 @@ class Listener(threading.Thread):
             raise self.problem
 
 
-def start(kind, **options):
-    return subprocess.Popen([sys.executable, PROGRAM, kind], env={**os.environ}, **options)
+def start(kind):
+    return talking(PROGRAM, kind)
+
+
+def ended(process):
+    """Wait for the end of the program; return its exit code."""
+    with process.stdin, process.stdout:
+        process.stdout.read()
+        return process.wait()
 
 
 def killed_while_listened_to(kind, *, kills, seed, how=signal.SIGKILL):
@@ -93,30 +98,14 @@ def killed_while_listened_to(kind, *, kills, seed, how=signal.SIGKILL):
     listener, dice = Listener(seed), random.Random(seed)
     listener.start()
     for _ in range(kills):
-        process = start(kind, stderr=subprocess.PIPE)
+        process = start(kind)
         wanted = len(listener.events) + dice.randrange(1, 40)
-        watch = threading.Thread(target=_until_over, args=(process, listener), daemon=True)
-        watch.start()
-        with listener.grown:
-            listener.grown.wait_for(
-                lambda process=process, wanted=wanted: (
-                    process.poll() is not None or len(listener.events) >= wanted
-                ),
-                60,
-            )
+        until(lambda: process.poll() is not None or len(listener.events) >= wanted)  # noqa: B023
         process.send_signal(how)
-        process.communicate()
-        watch.join()
-    process = start(kind)
-    assert process.wait() == 0
+        ended(process)
+    assert ended(start(kind)) == 0
     listener.until(10**9)
     return listener
-
-
-def _until_over(process, listener):
-    process.wait()
-    with listener.grown:
-        listener.grown.notify_all()
 
 
 def check_reconnects(listener, run, count, seed):

@@ -1,13 +1,11 @@
-"""What a test observes a run with, and steers it by, which is no part of the run.
+"""What a test observes a run with, which is no part of the run.
 
 A variable that a step captures belongs to the identity of its calls, and what the step does to it
-is put back when a call is answered.  A test's log and its switches are outside of all that: they
-count by their class, whatever they hold.
+is put back when a call is answered.  A test's log is outside of all that: it counts by its class,
+whatever it holds.
 """
 
 from __future__ import annotations
-
-import threading
 
 import stepwise
 
@@ -27,11 +25,3 @@ class Log(Outside, list):
     """A list of what happened."""
 
     __hash__ = None
-
-
-class Switches(Outside):
-    """Settings that a test changes between the attempts of a run."""
-
-    def __init__(self, **settings):
-        self.lock = threading.Lock()
-        self.__dict__.update(settings)

@@ -7,12 +7,11 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 
-from harness import python_path
+from harness import SOON, python_path, talking
 
 import stepwise
 
@@ -62,34 +61,28 @@ class Storm:
         self._draw = random.Random(seed)
         self._store, self._each, self._ups, self._most = store, each, ups, most
         self._submitters, self._kills = submitters, kills
-        self._killed, self._acknowledged = set(), []
-        self._files = iter(range(10**6))
+        self._killed, self._dead, self._acknowledged = set(), [], []
         pathlib.Path("jobs.py").write_text(JOBS, "utf-8")
         pathlib.Path("submitter.py").write_text(SUBMITTER, "utf-8")
         pathlib.Path("log").touch()
 
-    def _start(self, *words):
-        out = pathlib.Path(f"out {next(self._files)}")
+    def _start(self, *words, first=""):
         environment = {
             **os.environ,
             "STEPWISE_STORE": self._store,
             "STEPWISE_TEST_HOME": "",
             "PYTHONPATH": python_path(os.getcwd(), *sys.path),
         }
-        with out.open("w") as file:
-            command = [sys.executable, *words]
-            process = subprocess.Popen(
-                command, env=environment, stdout=file, stderr=subprocess.STDOUT
-            )
-        return process, out
+        return talking(*words, env=environment, first=first)
 
     def _up(self):
-        return self._start("-m", "stepwise", "up", "jobs", "--max", str(self._most))
+        return self._start("-m", "stepwise", "up", "jobs", "--max", str(self._most), first=SOON)
 
     def _kill(self, process):
         process.kill()
         process.wait()
         self._killed.add(process.pid)
+        self._dead.append(process)
 
     def rage(self):
         """Start all, kill some, wait until every run has ended; return what was logged."""
@@ -103,28 +96,31 @@ class Storm:
             for moment in moments:
                 _until(lambda m=moment: len(_logged()) >= m or self._is_quiet(writers))
                 if self._draw.random() < 0.3 and writers[1:]:
-                    self._kill(writers[-1][0])
-                    self._acknowledge(writers.pop()[1])
+                    self._kill(writers[-1])
+                    self._acknowledge(writers.pop())
                 else:
                     place = self._draw.randrange(len(ups))
-                    self._kill(ups[place][0])
+                    self._kill(ups[place])
                     ups[place] = self._up()
-            for process, out in writers:
-                assert process.wait(SECONDS) == 0, out.read_text()
-                self._acknowledge(out)
+            for process in writers:
+                self._acknowledge(process)
+                assert process.returncode == 0
             _until(self._all_have_ended)
         finally:
-            for process, _ in [*ups, *writers]:
+            for process in [*ups, *writers]:
                 process.send_signal(signal.SIGTERM)
-            for process, _ in [*ups, *writers]:
-                process.wait(SECONDS)
+            for process in [*ups, *writers, *self._dead]:
+                process.wait()
+                process.stdin.close()
+                process.stdout.close()
         return _logged()
 
     def _is_quiet(self, writers):
-        return all(each.poll() is not None for each, _ in writers) and self._all_have_ended()
+        return all(each.poll() is not None for each in writers) and self._all_have_ended()
 
-    def _acknowledge(self, out):
-        self._acknowledged += out.read_text().splitlines()
+    def _acknowledge(self, submitter):
+        self._acknowledged += submitter.stdout.read().splitlines()
+        submitter.wait()
 
     def _all_have_ended(self):
         return not any(stepwise.runs(status=each, store=self._store, limit=1) for each in

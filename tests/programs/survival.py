@@ -4,6 +4,7 @@ A program is the text of a script: it defines ``run()`` and calls the step ``wor
 ``act``.  It is killed as one of these calls begins: in a few of them in CI, else once in each.
 """
 
+import functools
 import re
 import textwrap
 
@@ -55,6 +56,7 @@ def line_of(program, text):
     return f"script.py:{found[0]}"
 
 
+@functools.cache
 def undisturbed(program):
     """The result of a program to which nothing happens, and what it logs from each step on."""
     with lab_of(program) as lab:
@@ -110,7 +112,7 @@ def survives(program, *, back=(), exactly=True, kills=2):
     Args:
         back: the calls in which a kill sets it back further: what it logs then is not compared.
         exactly: compare what is logged at all.
-        kills: in how many of the steps, in CI.
+        kills: in how many of the steps, in CI; none where the caller asks for some by name.
 
     Returns:
         what was said on each second start, by the call it had been killed in.
