@@ -531,7 +531,8 @@ def pytest_in(folder, program):
     """Run the tests in a folder, with no environment, no store that works, and no network."""
     (folder / "conftest.py").write_text(BLOCKED)
     env = {"PYTHONPATH": str(program), "STEPWISE_STORE": "disk:/nowhere/at/all", "HOME": "/"}
-    return python("-m", "pytest", "-q", "-p", "no:cacheprovider", folder, cwd=folder, env=env)
+    without = [f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "anyio", "xdist")]
+    return python("-m", "pytest", "-q", *without, folder, cwd=folder, env=env)
 
 
 def test_an_exported_run_is_a_test(program, tmp_path):
