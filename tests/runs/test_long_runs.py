@@ -296,8 +296,8 @@ def test_records_that_are_gone():
 
 
 def test_what_a_listing_reads(reads):
-    """A listing reads about as many records of a run of 1,500 steps as of one of 200."""
-    runs = run_of(long, 200), run_of(long, 1500, fails=(1499,))
+    """A listing reads about as many records of a run of 900 steps as of one of 200."""
+    runs = run_of(long, 200), run_of(long, 900, fails=(899,))
     for command in ("show", "show --json", "locals", "watch", "in-doubt", "runs"):
         for run in runs:
             reads.clear()

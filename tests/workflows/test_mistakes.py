@@ -136,12 +136,6 @@ def test_only_what_stands_in_the_way_is_named():
     assert "'pool'" not in str(warned[0].message)
 
 
-def test_steps_outside_a_workflow(home):
-    """A step outside any workflow is the plain function; nothing is written anywhere."""
-    assert think("tides") == "about tides"
-    assert not home.exists()
-
-
 # -- steps of one name ---------------------------------------------------------------------------
 
 
