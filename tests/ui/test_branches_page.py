@@ -301,18 +301,6 @@ def test_read_only(browse):
     assert run.status == "completed"
 
 
-def test_the_person_of_an_application(page_of_ann):
-    """The page of an application records the person whom it names."""
-    run, (one, _) = branched()
-    page_of_ann.post(f"/runs/{one.run.id}/adopt")
-    [record] = [
-        each.record
-        for each in read_entries(run.store, run._seal, "base", Position())
-        if isinstance(each.record, Superseded)
-    ]
-    assert record.by == "ann@example.org"
-
-
 # -- live ------------------------------------------------------------------------------------------
 
 
