@@ -59,6 +59,11 @@ MISUSE = {
     ),
     "no store": (lambda: RecoverableAgent(print, None), r"CheckpointStore\('disk:runs'\)"),
     "a number as text": (lambda: agent(checkpoint_every_n="3"), "'3' .* a number, 1 or more"),
+    "no step before a checkpoint": (
+        lambda: agent(checkpoint_every_n=0),
+        "checkpoint_every_n=0 .* 1 or more",
+    ),
+    "less than no recovery": (lambda: agent(max_recoveries=-1), "-1 .* a number, 0 or more"),
     "a number and a half": (lambda: agent(checkpoint_every_n=2.5), "2.5 .* a number, 1 or more"),
     "a switch as number": (lambda: agent(max_recoveries=True), "True .* a number, 0 or more"),
     "a retention misspelt": (lambda: agent(retention="last"), "'latest_only', 'prune_old' or"),

@@ -1,6 +1,7 @@
 """``@step(cache=...)``: calls that results of other runs answer."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
@@ -530,40 +531,36 @@ def flow():
 """
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "again"),
-    [
-        ("# nothing", "", []),
-        ("text.upper()", "text.lower()", ["ask x", "search"]),
-        ('shout = "!"', 'shout = "?"', ["ask x", "ask y"]),
-        ("text + text", "text * 3", ["ask y"]),
-        ("self.text.strip()", "self.text", ["search"]),
-        ('"words": 3', '"words": 4', ["search"]),
-        ('Query(" q ")', 'Query("z")', ["search"]),
-        ('Agent("a")', 'Agent("b")', ["ask x"]),
-    ],
-)
-def test_edits_are_other_calls(lab, old, new, again):
+EDITS = [
+    ("# nothing", "", []),
+    ("text.upper()", "text.lower()", ["ask x", "search"]),
+    ('shout = "!"', 'shout = "?"', ["ask x", "ask y"]),
+    ("text + text", "text * 3", ["ask y"]),
+    ("self.text.strip()", "self.text", ["search"]),
+    ('"words": 3', '"words": 4', ["search"]),
+    ('Query(" q ")', 'Query("z")', ["search"]),
+    ('Agent("a")', 'Agent("b")', ["ask x"]),
+]
+
+
+def test_edits_are_other_calls(lab):
     """Whatever code or value decides about a result, an edit of it makes the call, and no other."""
     lab.run(CODE)
-    assert lab.run(CODE)[1] == []
-    assert old in CODE or not again
-    edited = CODE.replace(old, new)
-    there, made = lab.run(edited)
-    assert set(again) <= set(made)
-    assert bool(made) == bool(again)
-    alone = Lab(lab.folder / "alone")
-    alone.folder.mkdir()
-    assert there == alone.run(edited)[0]
+    for old, new, again in EDITS:
+        assert old in CODE or not again
+        edited = CODE.replace(old, new)
+        there, made = lab.run(edited)
+        assert (set(again) <= set(made), bool(made)) == (True, bool(again)), new
+        assert there == lab.run(edited, STEPWISE_STORE="memory:")[0]
+        assert lab.run(CODE)[1] == []
 
 
-@pytest.mark.parametrize("name", ["MODEL", "FEE", "TONE"])
-def test_the_environment_that_a_module_reads(lab, name):
+def test_the_environment_that_a_module_reads(lab):
     """Variables of modules and of classes count by their values, also if their text is the same."""
     lab.run(CODE)
-    text, made = lab.run(CODE, **{name: "72"})
-    assert "72" in text
-    assert made == ["search"]
+    for name in ("MODEL", "FEE", "TONE"):
+        text, made = lab.run(CODE, **{name: "72"})
+        assert ("72" in text, made) == (True, ["search"]), name
     assert lab.run(CODE)[1] == []
 
 
@@ -630,54 +627,53 @@ context = contextvars.ContextVar("context", default=V)
 local = threading.local()
 local.v = V
 
-@step(cache="dev")
-def ask():
-    did("ask")
-    return EXPRESSION
-
+STEPS
 @workflow
 def flow():
-    return ask()
+    return [ask() for name, ask in sorted(globals().items()) if name.startswith("ask")]
 """
+READ = {
+    "closed()": True,
+    "bound()": True,
+    "kept()": True,
+    "default()": True,
+    "Config.holder.value": True,
+    "Config.function()": True,
+    "Data().plain": True,
+    "Data().listed": True,
+    "patched()": True,
+    "noted()": True,
+    "wrapped()": True,
+    "upper()": True,
+    "proxy['v']": True,
+    "helping.Patched().get()": True,
+    "textwrap.dedent('1')": True,
+    "indent('1', '')": True,
+    "string.digits": True,
+    "context.get()": False,
+    "local.v": False,
+    "globals()['V']": False,
+    "str(space['text']())": False,
+    "getattr(helping, 'V')": False,
+    "__import__('helping').V": False,
+}
 
 
-@pytest.mark.parametrize(
-    ("expression", "is_told"),
-    [
-        ("closed()", True),
-        ("bound()", True),
-        ("kept()", True),
-        ("default()", True),
-        ("Config.holder.value", True),
-        ("Config.function()", True),
-        ("Data().plain", True),
-        ("Data().listed", True),
-        ("patched()", True),
-        ("noted()", True),
-        ("wrapped()", True),
-        ("upper()", True),
-        ("proxy['v']", True),
-        ("helping.Patched().get()", True),
-        ("textwrap.dedent('1')", True),
-        ("indent('1', '')", True),
-        ("string.digits", True),
-        ("context.get()", False),
-        ("local.v", False),
-        ("globals()['V']", False),
-        ("str(space['text']())", False),
-        ("getattr(helping, 'V')", False),
-        ("__import__('helping').V", False),
-    ],
-)
-def test_what_code_reads_counts_by_its_value(lab, expression, is_told):
+def test_what_code_reads_counts_by_its_value(lab):
     """A value that a call reaches by any way is part of its key, or the call is made."""
     (lab.folder / "helping.py").write_text(
         "import os\nV = os.environ.get('V', '1')\nclass Patched:\n    def get(self): return '1'\n"
     )
-    body = VALUES.replace("EXPRESSION", expression)
-    assert lab.run(body) == ("1", ["ask"])
-    assert lab.run(body, V="2") == ("2", ["ask"])
-    assert lab.run(body) == ("1", [] if is_told else ["ask"])
+    steps = (
+        f"@step(cache='dev')\ndef ask{number:02}():\n    did({number})\n    return {expression}\n"
+        for number, expression in enumerate(READ)
+    )
+    body = VALUES.replace("STEPS", "".join(steps))
+    every = [str(number) for number in range(len(READ))]
+    assert lab.run(body) == (str(["1"] * len(READ)), every)
+    assert lab.run(body, V="2") == (str(["2"] * len(READ)), every)
+    untold = [str(number) for number, is_told in enumerate(READ.values()) if not is_told]
+    assert lab.run(body) == (str(["1"] * len(READ)), untold)
 
 
 def test_a_module_that_a_call_imports(lab):
@@ -889,36 +885,40 @@ def ask():
     assert "it is not known which code ask reads" in lab.said
 
 
-def test_flipped_bits_are_misses(lab):
+def test_flipped_bits_are_misses(place, monkeypatch, capfd):
     """Whatever byte of an entry is changed, the call is made, and a notice says so."""
-    body = """
-@step(cache="dev")
-def ask():
-    did("ask")
-    return "the answer"
+    stepwise.configure(quiet=False)
+    monkeypatch.setattr(caches, "_is_first", lambda _: True)
 
-@workflow
-def flow():
-    return ask()
-"""
-    lab.run(body)
-    database = lab.folder / "lab" / "cache" / "cache.db"
-    connection = sqlite3.connect(database)
-    ((whole,),) = connection.execute("SELECT value FROM Cache").fetchall()
-    for at in [*range(0, len(whole), 9), len(whole) - 1]:
-        damaged = whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :]
+    @step(cache=DAY)
+    def ask():
+        did("ask")
+        return "the answer"
+
+    @workflow(fresh=True)
+    def flow():
+        return ask()
+
+    def asked():
+        before = len(done())
+        assert flow() == "the answer"
+        return len(done()) - before, "does not verify" in capfd.readouterr().err
+
+    assert [asked(), asked()] == [(1, False), (0, False)]
+    with contextlib.closing(sqlite3.connect(place / "store" / "cache" / "cache.db")) as connection:
+        ((whole,),) = connection.execute("SELECT value FROM Cache").fetchall()
+        for at in [*range(0, len(whole), 9), len(whole) - 1]:
+            damaged = whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :]
+            with connection:
+                connection.execute("UPDATE Cache SET value = ?", (damaged,))
+            assert asked() == (1, True), at
+        for wrong in ("text", 4, None, b""):
+            with connection:
+                connection.execute("UPDATE Cache SET value = ?, mode = 4", (wrong,))
+            assert asked()[0] == 1, wrong
         with connection:
-            connection.execute("UPDATE Cache SET value = ?", (damaged,))
-        assert lab.run(body) == ("the answer", ["ask"]), at
-        assert "does not verify" in lab.said
-    for wrong in ("text", 4, None, b""):
-        with connection:
-            connection.execute("UPDATE Cache SET value = ?, mode = 4", (wrong,))
-        assert lab.run(body) == ("the answer", ["ask"])
-    with connection:
-        connection.execute("UPDATE Cache SET filename = '../../did', value = NULL, mode = 2")
-    assert lab.run(body) == ("the answer", ["ask"])
-    connection.close()
+            connection.execute("UPDATE Cache SET filename = '../../did', value = NULL, mode = 2")
+        assert asked()[0] == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + b"x" * 4096, b"nothing" * 999])

@@ -68,6 +68,13 @@ NO_FUNCTIONS = {
     "type": int,
     "nothing": None,  # which a decorator that forgot its ``return`` leaves
 }
+WAYS_OUT = {
+    "class": "decorate its methods",
+    "property": "@property above @",
+    "number": "options have names",
+    "text": "name='name'",
+    "type": "decorate its methods",
+}
 
 
 @EACH
@@ -83,8 +90,9 @@ def test_what_is_no_function(decorator, what):
         return
     said = "None" if thing is None else r"^@(step|tool|workflow) decorates a funct"
     for decorate in (decorator, decorator()):
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=said) as caught:
             decorate(thing)
+        assert WAYS_OUT.get(what, "") in str(caught.value)
 
 
 @EACH
@@ -118,6 +126,10 @@ def test_decorating_twice(decorator, inner):
         for decorate in (decorator, decorator()):
             with pytest.raises(ConfigurationError, match="'_add' is a step or workflow already"):
                 decorate(again)
+    if inner is not workflow:
+        way = "write a function that calls it" if decorator is workflow else "workflow already"
+        with pytest.raises(ConfigurationError, match=way):
+            decorator(functools.partial(inner(_add), 1))
 
 
 @EACH

@@ -193,33 +193,6 @@ def test_approve_at_a_terminal(asking, typed):
         asking.run.questions[0].approve()
 
 
-def test_a_question_that_changed():
-    """A command that was printed with one question does not answer the next one of the call."""
-    stepwise.configure(suspend_after=0)
-    price = [100]
-
-    @tool(side_effect=True, approve=True, ignore=("cents",))
-    def pay(cents):
-        return cents
-
-    @workflow(run_id="buying")
-    def buying():
-        return pay(price[0])
-
-    def ask():
-        with pytest.raises(stepwise.RunSuspended) as caught:
-            buying()
-        return re.search(r"stepwise (approve buying 1 \S+),", str(caught.value))[1].split()
-
-    printed = ask()
-    price[0] = 900
-    anew = ask()
-    with pytest.raises(stepwise.StepNotFoundError, match="it has asked again since"):
-        run(*printed)
-    assert run(*anew).exit_code == 0
-    assert buying() == 900
-
-
 def test_deny(asking):
     """The reason of a denial reaches the workflow."""
     ticket = asking.run.questions[0].ticket
@@ -229,13 +202,6 @@ def test_deny(asking):
     answer = {"step": "book", "ticket": ticket, "approved": False, "note": "too expensive"}
     assert told == {"id": "trip-0573", **answer}
     assert "too expensive" in asking.result(60)
-
-
-def test_nothing_asks(asking):
-    """The steps that ask are listed where another one is named."""
-    with pytest.raises(stepwise.StepNotFoundError, match=r"wait for an answer: 1 \(book\)"):
-        run("approve", "trip", "fly")
-    asking.run.questions[0].approve()
 
 
 def test_cancel(crashed):

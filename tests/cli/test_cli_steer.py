@@ -435,19 +435,19 @@ def test_doctor_of_another_store(home, monkeypatch, url):
     """``doctor`` looks into whatever store is meant, however its URL is written."""
     monkeypatch.setenv("HOME", str(home / "user"))
     monkeypatch.setenv("STEPWISE_STORE", url.format(home=home))
-    told = process("doctor")
-    assert told.returncode == 0, told.stdout
+    told = run("doctor")
+    assert told.exit_code == 0, told.stdout
     assert f"{url.format(home=home)} is made by the first run" in told.stdout
     assert not home.exists()
     agent("tides")
-    told = process("doctor")
-    assert told.returncode == 0, told.stdout
+    told = run("doctor")
+    assert told.exit_code == 0, told.stdout
     assert f"{url.format(home=home)} holds 1 run" in told.stdout
     assert "permissions" in told.stdout
     folder = os.path.expanduser(url.format(home=home).partition(":")[2])
     os.chmod(folder, 0o777)
-    told = process("doctor")
-    assert told.returncode == 1
+    told = run("doctor")
+    assert told.exit_code == 1
     assert f"chmod go-w {folder}" in told.stdout.replace("\n", " ")
 
 
@@ -462,9 +462,9 @@ def test_doctor_of_another_store(home, monkeypatch, url):
 def test_a_url_that_is_no_store(monkeypatch, command, url, said):
     """A URL that no store has is a problem; without its colon, the URL that was meant is told."""
     monkeypatch.setenv("STEPWISE_STORE", url)
-    told = process(command)
-    assert told.returncode == 1
-    assert said in told.stdout + told.stderr
+    told = run(command)
+    assert told.exit_code == 1
+    assert said in told.output + str(told.exception)
 
 
 def test_a_misspelled_setting(monkeypatch):

@@ -124,10 +124,3 @@ def test_mistakes(place):
     assert "stepwise schedules fire NAME" in schedules("fire", code=2).stderr
     assert "tick is forgotten; its runs stay" in schedules("forget", "tick").stderr
     assert set(listed()) == {"report"}
-
-
-def test_a_module_that_is_wrong(place):
-    """A wrong schedule stops up before it begins anything."""
-    pathlib.Path("jobs.py").write_text(JOBS.replace("mon-fri", "mon-fry"), "utf-8")
-    done = python("stepwise", "up", "--once", "jobs", code=1)
-    assert "every='0 9 * * mon-fry' of workflow 'report': bad day-of-week" in done.stderr

@@ -411,10 +411,7 @@ def test_what_died_twice_executes_alone(place):
         until(lambda: status(other) == "completed")
 
 
-@pytest.mark.parametrize(
-    ("workflow", "number"),
-    [("job", signal.SIGTERM), ("job", signal.SIGINT), ("ajob", signal.SIGINT)],
-)
+@pytest.mark.parametrize(("workflow", "number"), [("job", signal.SIGTERM), ("ajob", signal.SIGINT)])
 def test_a_signal_drains(place, workflow, number):
     """SIGTERM and Ctrl-C let the step in flight end; the next start continues after it."""
     run_id = crash("a", workflow)
@@ -486,32 +483,19 @@ def suspend(run_id, workflow="patient"):
     assert status(run_id) == "suspended"
 
 
-@pytest.mark.parametrize("workflow", ["patient", "apatient", "parent"])
-def test_suspended_runs_are_woken(place, workflow):
+def test_suspended_runs_are_woken(place):
     """A suspended run goes on when it is sent its word, gives its place back, and goes on again."""
-    suspend("a", workflow)
-    suspend("b", workflow)
+    for run_id, workflow in (("a", "patient"), ("b", "apatient"), ("c", "parent")):
+        suspend(run_id, workflow)
     with staying("--max", "1", "jobs") as (_, errors):
-        until(lambda: "2 waiting" in errors.read_text())
-        assert lines() == ["begin a", "begin b"]
-        for run_id in ("a", "b"):
-            inner = [run for run in stepwise.runs() if run.parent == run_id]
-            (inner[0] if inner else stepwise.get_run(run_id)).send("go", f"word {run_id}")
-        until(lambda: status("a") == status("b") == "completed")
-    assert sorted(lines()) == ["begin a", "begin b", "work word a", "work word b"]
+        until(lambda: "3 waiting" in errors.read_text())
+        assert lines() == ["begin a", "begin b", "begin c"]
+        (child,) = [run for run in stepwise.runs() if run.parent]
+        for run in (stepwise.get_run("a"), stepwise.get_run("b"), child):
+            run.send("go", f"word {run.parent or run.id}")
+        until(lambda: {status(each) for each in "abc"} == {"completed"})
+    assert sorted(lines()[3:]) == ["work word a", "work word b", "work word c"]
     assert "ended with" not in errors.read_text()
-
-
-def test_once_leaves_what_waits(place):
-    """``--once`` wakes what is due, and says of the others what they wait for."""
-    suspend("a")
-    said = up("jobs")
-    assert "a patient(name='a') suspended left alone: waits for the signal 'go'" in said
-    assert status("a") == "suspended"
-    stepwise.get_run("a").send("go", "x")
-    up("jobs")
-    assert lines() == ["begin a", "work x"]
-    assert status("a") == "completed"
 
 
 def test_deaths_while_it_waits_are_not_its_own(place):
@@ -531,21 +515,6 @@ def test_deaths_while_it_waits_are_not_its_own(place):
 def resumed(run):
     """How many attempts of a run there were after the first one."""
     return run._seen().course.resumed
-
-
-def test_up_killed_at_the_message(place):
-    """``up`` that is killed while a woken run works has it continued by the next one."""
-    suspend("a")
-    pathlib.Path("shut x").touch()
-    with staying("jobs") as (process, _):
-        stepwise.get_run("a").send("go", "x")
-        until(lambda: "work x" in lines())
-        process.kill()
-        process.wait()
-    pathlib.Path("shut x").unlink()
-    with staying("jobs"):
-        until(lambda: status("a") == "completed")
-    assert lines() == ["begin a", "work x", "work x"]
 
 
 CLEANING = """
@@ -758,6 +727,7 @@ def test_metrics_are_what_the_journals_have(place):
         until(lambda: [*map(status, ids)].count("completed") == 4)
         until(lambda: scraped(errors)[("stepwise_up_slots_in_use",)] == 0)
         found = scraped(errors)
+    assert lines().count("work c") == 2
     steps = [key for key in found if key[0] == "stepwise_step_duration_seconds_count"]
     assert sum(found[key] for key in steps) == steps_since(began) == 3  # with the sleep
     assert found["stepwise_run_attempts_total", "job", "resumed"] == 1

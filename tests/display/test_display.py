@@ -208,12 +208,16 @@ def pixels(png):
 
 
 def unfilter(kind, line, above, step):
-    for i in range(len(line)):
-        left = line[i - step] if i >= step else 0
-        corner = above[i - step] if i >= step else 0
-        guess = left + above[i] - corner
-        paeth = min((left, above[i], corner), key=lambda each: abs(guess - each))
-        line[i] = (line[i] + (0, left, above[i], (left + above[i]) // 2, paeth)[kind]) & 255
+    for i, up in enumerate(above if kind else ()):
+        left, corner = (line[i - step], above[i - step]) if i >= step else (0, 0)
+        if kind == 4:
+            guess = left + up - corner
+            by_left, by_up = abs(guess - left), abs(guess - up)
+            nearest = left if by_left <= by_up else up
+            guess = nearest if min(by_left, by_up) <= abs(guess - corner) else corner
+        else:
+            guess = (left, up, (left + up) // 2)[kind - 1]
+        line[i] = (line[i] + guess) & 255
 
 
 def test_light_and_dark(picture):

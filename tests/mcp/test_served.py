@@ -128,6 +128,15 @@ def serve():
         yield serving
 
 
+@pytest.fixture(scope="module")
+def served():
+    """A server that serves the tests of those who do not get in."""
+    made = Served()
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
 def test_over_http(failed, serve):
     """A client with the token finds the cause; Ctrl-C ends the server in silence."""
     served = serve()
@@ -137,9 +146,8 @@ def test_over_http(failed, serve):
     assert served.end() == ("", "", 130)
 
 
-def test_without_the_token_nobody_gets_in(failed, serve):
+def test_without_the_token_nobody_gets_in(served):
     """Without the token, or with another, the answer is 401 and says what to send."""
-    served = serve()
     for given in ("", "Bearer", "Bearer x", served.header.split(": ")[1] + "x"):
         answer = served.post(authorization=given)
         assert answer.status_code == 401
@@ -148,9 +156,8 @@ def test_without_the_token_nobody_gets_in(failed, serve):
     assert served.post().status_code not in (401, 403)
 
 
-def test_another_site_does_not_get_in(failed, serve):
+def test_another_site_does_not_get_in(served):
     """A foreign Host or Origin is refused, with the token, too."""
-    served = serve()
     place = served.address.removeprefix("http://").removesuffix("/mcp")
     assert served.post(host="evil.example").status_code == 403
     for origin in ("http://evil.example", "null", "", f"http://{place}.evil.example"):

@@ -682,8 +682,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("place", ["superseded/before", "Adopted/before", "forward/before",
-                                   "forward/after", "_close/before", "_close/after"])  # fmt: skip
+# Between these places nothing is written: no message is to be sent on, one branch is to be closed.
+@pytest.mark.parametrize("place", ["superseded/before", "forward/before", "Adopted/before"])
 def test_killed_while_adopting(tmp_path, place):
     """Killed anywhere in an adoption, the same script goes on as before it, or as the branch."""
     (tmp_path / "program.py").write_text(SCRIPT, encoding="utf-8")

@@ -23,7 +23,7 @@ from stepwise.stores import Batch, open_store
 from stepwise.stores._rows import hashed
 from stepwise.testing import fresh_store
 
-MANY = 200
+MANY = 80
 
 
 def run(*arguments):

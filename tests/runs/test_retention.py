@@ -284,7 +284,7 @@ def job(name):
     return child(f"{name}-child")
 
 if sys.argv[1] == "make":
-    for number in range(60):
+    for number in range(30):
         job(str(number))
 else:
     stepwise.configure(retain=stepwise.Retain(runs=20))
@@ -299,8 +299,8 @@ def test_kills(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, "utf-8")
     python(str(program), "make")
-    assert len(ids()) == 120
-    for number in range(12):
+    assert len(ids()) == 60
+    for number in range(8):
         how = {"cwd": tmp_path, "env": os.environ, "err": tmp_path / "err"}
         with Watched(str(program), "keep", **how) as other:
             other.stdout.readline()

@@ -408,11 +408,15 @@ def run_of(module, name):
 
 
 @pytest.mark.parametrize("name", KIND)
-def test_kinds_of_workflows(program, name):
-    """Coroutines, threads, maps, child runs, handled and final exceptions are the same again."""
+def test_kinds_of_workflows(program, tmp_path, name):
+    """Threads, maps, child runs and exceptions are the same again, from a run or from its file."""
     module = program(KINDS)
     run = run_of(module, name)
     rerun(run, getattr(module, name)).assert_same()
+    data, _ = export(run, tmp_path / "test_it.py")
+    assert json.loads(data)["pickles"] == 0
+    run.delete()
+    rerun(tmp_path / "test_it.json", getattr(module, name)).assert_same()
 
 
 @pytest.mark.parametrize("name", ["gathered", "mapped", "threaded"])
@@ -531,7 +535,8 @@ def pytest_in(folder, program):
     """Run the tests in a folder, with no environment, no store that works, and no network."""
     (folder / "conftest.py").write_text(BLOCKED)
     env = {"PYTHONPATH": str(program), "STEPWISE_STORE": "disk:/nowhere/at/all", "HOME": "/"}
-    return python("-m", "pytest", "-q", "-p", "no:cacheprovider", folder, cwd=folder, env=env)
+    without = [f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "anyio", "xdist")]
+    return python("-m", "pytest", "-q", *without, folder, cwd=folder, env=env)
 
 
 def test_an_exported_run_is_a_test(program, tmp_path):
@@ -549,17 +554,6 @@ def test_an_exported_run_is_a_test(program, tmp_path):
     assert done.returncode == 1
     assert "to, recorded 'ann', now 'bob'" in done.stdout
     assert "record a new run" in done.stdout
-
-
-@pytest.mark.parametrize("name", KIND)
-def test_exported_kinds_of_workflows(program, tmp_path, name):
-    """The file holds what the workflow needs: exceptions, child runs, concurrent calls."""
-    module = program(KINDS)
-    run = run_of(module, name)
-    data, _ = export(run, tmp_path / "test_it.py")
-    assert json.loads(data)["pickles"] == 0
-    run.delete()
-    rerun(tmp_path / "test_it.json", getattr(module, name)).assert_same()
 
 
 def test_variables_in_a_file(program, tmp_path):

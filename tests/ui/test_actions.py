@@ -155,25 +155,6 @@ def test_a_no_needs_a_reason(page):
     assert "a no needs a reason" in page.post("/runs/trip/deny", 409, **fields)
 
 
-# -- doubt ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["landed", "did_not_happen"])
-def test_a_step_in_doubt_is_settled(page, killed, way):
-    """A step in doubt is settled by either way out, with its result if it happened."""
-    doubtful = killed("send")
-    (step,) = [each for each in doubtful.steps if each.status == "in_doubt"]
-    path, fields = f"/runs/{doubtful.id}/resolve", {"step": step.number, "way": way}
-    assert "choose one way" in page.post(path, 400, step=step.number, way="maybe")
-    if way == "landed":
-        assert "not JSON" in page.post(path, 400, **fields, value="{")
-        fields["value"] = '"it went"'
-    page.post(path, **fields)
-    settled = doubtful.steps[step.number - 1]
-    assert settled.status == ("completed" if way == "landed" else "started")
-    assert way != "landed" or settled.result == "it went"
-
-
 # -- the rest ------------------------------------------------------------------------------------
 
 
@@ -215,13 +196,17 @@ def decisions(run):
     ("way", "status"), [("landed", "completed"), ("did_not_happen", "started")]
 )
 def test_who_settles_a_step_is_recorded(page_of_ann, killed, way, status):
-    """The journal names who settled a step in doubt, and so do the step, its page and ``show``."""
+    """Either way out settles a step in doubt; the journal, its page and ``show`` name who did."""
     run = killed("send")
+    path = f"/runs/{run.id}/resolve"
+    assert "choose one way" in page_of_ann.post(path, 400, step=4, way="maybe")
+    assert "not JSON" in page_of_ann.post(path, 400, step=4, way="landed", value="{")
     assert "decided by" not in page_of_ann.get(f"/runs/{run.id}?at=4")
-    page_of_ann.post(f"/runs/{run.id}/resolve", step=4, way=way, value='"it went"')
+    page_of_ann.post(path, step=4, way=way, value='"it went"')
     assert decisions(run) == [(Settled, ANN)]
     assert [(each.status, each.by) for each in run.steps][2:] == [("completed", ""), (status, ANN)]
     assert run.steps[3].to_dict()["by"] == ANN
+    assert way != "landed" or run.steps[3].result == "it went"
     assert f"<dt>decided by</dt><dd>{ANN}</dd>" in page_of_ann.get(f"/runs/{run.id}?at=4")
     assert f"by        {ANN}" in shown(run, 4)
     assert "by  " not in shown(run, 3)

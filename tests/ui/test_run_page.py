@@ -209,12 +209,12 @@ def test_any_step_of_a_long_run(resumed):
     if resumed:
         FAILING.append("boom")
         with pytest.raises(ValueError, match="boom"):
-            asyncio.run(long(2300, slow=2))
-    asyncio.run(long(2300, slow=2))
+            asyncio.run(long(1500, slow=2))
+    asyncio.run(long(1500, slow=2))
     (run,) = stepwise.runs()
     every = {each.number: each for each in run.steps}
     seen = run._seen(200)
-    for number in (1, 2, 3, 90, 700, 1500, 2200, 2302):
+    for number in (1, 2, 3, 90, 700, 1100, 1400, 1502):
         near = steps_around(run.store, run._seal, run._facts(), seen, number, 50)
         numbers = [each.number for each in near]
         assert numbers == sorted(each for each in every if number - 25 <= each < number + 25)
@@ -257,7 +257,7 @@ def test_the_checkpoint_of_any_step(deaths):
 
 def test_the_page_of_a_long_run_is_small():
     """The page of a long run has 200 steps, and links to the others."""
-    asyncio.run(long(1100))
+    asyncio.run(long(700))
     (run,) = stepwise.runs()
     for step in (None, 1, 500):
         page = _run_page.run_page(view(), run, step)

@@ -146,27 +146,6 @@ def test_events_come_over_the_network(serve):
             pass
 
 
-def test_the_address_as_json(serve):
-    """With ``--json`` the first line is an object with the address and the process."""
-    agent("tides")
-    served = serve("--json")
-    said = json.loads(served.line)
-    assert said["pid"] == served.process.pid
-    with served.browser(said["address"]) as browser:
-        assert "tides" in browser.get("/").text
-
-
-def test_two_pages_in_one_browser(serve):
-    """Two servers of one machine are open in one browser, which sends both cookies to both."""
-    agent("tides")
-    one, other = serve(), serve()
-    with one.browser() as browser:
-        answer = browser.get(other.line, follow_redirects=True)
-        assert answer.status_code == 200
-        assert len(browser.cookies.jar) == 2
-        assert browser.get("/").status_code == 200
-
-
 def test_a_terminated_server(serve):
     """SIGTERM ends the server in silence, too."""
     agent("tides")
@@ -174,12 +153,14 @@ def test_a_terminated_server(serve):
 
 
 def test_a_chosen_token(serve):
-    """A token may be chosen; it opens the page and its random sibling does not exist."""
+    """With ``--json`` the first line has the address, with a chosen token, and the process."""
     agent("tides")
     token = "abcdefghij0123456789"
-    served = serve("--token", token)
-    assert served.line.endswith(f"?token={token}")
-    with served.browser() as browser:
+    served = serve("--json", "--token", token)
+    said = json.loads(served.line)
+    assert said["pid"] == served.process.pid
+    assert said["address"].endswith(f"?token={token}")
+    with served.browser(said["address"]) as browser:
         assert "tides" in browser.get("/").text
 
 

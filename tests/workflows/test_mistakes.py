@@ -1,7 +1,6 @@
 """What newcomers get wrong in a run, and that they are told what to do about it."""
 
 import asyncio
-import functools
 import gc
 import inspect
 import sys
@@ -9,10 +8,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from outside import Log
 
 import stepwise
-from stepwise import ConfigurationError, NotRecordableError, RunWarning, step, tool, workflow
+from stepwise import NotRecordableError, RunWarning, step, workflow
 
 
 @step
@@ -42,27 +40,6 @@ def test_a_value_that_cannot_be_recorded():
 
     with pytest.raises(NotRecordableError, match=names("'connect'", r"\['socket'\]", "plain data")):
         agent()
-
-
-def test_a_result_that_cannot_be_recorded():
-    """A workflow that returns one gives it, and warns; called again, no step runs twice."""
-    ran = Log()
-
-    @step
-    def connect():
-        ran.append(1)
-        return 1
-
-    @workflow(name="dialler")
-    def agent():
-        connect()
-        return threading.Lock()
-
-    with pytest.warns(RunWarning, match=names("the result of 'dialler'", "journal makes")):
-        agent.options(run_id="r")()
-    with pytest.warns(RunWarning):
-        agent.options(run_id="r")()
-    assert ran == [1]
 
 
 def test_a_forgotten_await():
@@ -99,23 +76,6 @@ def test_arguments_that_cannot_be_told_apart():
         agent((each for each in "ab"), "tides")
 
 
-@pytest.mark.parametrize("decorator", [step, tool, workflow])
-def test_something_else_than_a_function(decorator):
-    """Who decorates something else, or forgets an option's name, is told what to write."""
-    for given, way in (
-        ("research", "name='research'"),
-        (3, "options have names"),
-        (int, "decorate its methods"),
-        (property(think), "@property above @"),
-    ):
-        with pytest.raises(ConfigurationError, match=names("decorates a function", way)):
-            decorator(given)
-    # A partial of a step is a step already, and a workflow is no partial of a function.
-    way = "write a function that calls it" if decorator is workflow else "step or workflow already"
-    with pytest.raises(ConfigurationError, match=way):
-        decorator(functools.partial(think, "tides"))
-
-
 def test_only_what_stands_in_the_way_is_named():
     """A client among the variables is named once, with ways out; a closed pool is no obstacle."""
 
@@ -134,12 +94,6 @@ def test_only_what_stands_in_the_way_is_named():
     assert len(warned) == 1
     assert warned[0].filename == __file__
     assert "'pool'" not in str(warned[0].message)
-
-
-def test_steps_outside_a_workflow(home):
-    """A step outside any workflow is the plain function; nothing is written anywhere."""
-    assert think("tides") == "about tides"
-    assert not home.exists()
 
 
 # -- steps of one name ---------------------------------------------------------------------------

@@ -808,32 +808,6 @@ def test_what_a_run_did_to_captured_variables():
         assert [agent.execute(1).id for _ in range(3)] == made
 
 
-@pytest.mark.parametrize("what", ["time.time()", "uuid.uuid4()", "Session()"])
-def test_a_captured_time_or_random_id(program, what):
-    """What is captured and new at each start keeps an unfinished run from nothing."""
-    execute = program(
-        f"""
-class Session:
-    def __init__(self):
-        self.id, self.model = uuid.uuid4(), "gpt"
-
-def main():
-    captured = {what}
-    @stepwise.workflow
-    def agent():
-        print("begun", captured and 1)
-        dies()
-        return 1
-    agent()
-
-main()
-"""
-    )
-    execute(DIE="1")
-    execute()
-    assert [run.status for run in stepwise.runs()] == ["completed"]
-
-
 def test_functions_that_capture_each_other():
     """Captured functions that refer to each other, and to the workflow, have an end."""
 
