@@ -411,7 +411,10 @@ def test_what_died_twice_executes_alone(place):
         until(lambda: status(other) == "completed")
 
 
-@pytest.mark.parametrize(("workflow", "number"), [("job", signal.SIGTERM), ("ajob", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("workflow", "number"),
+    [("job", signal.SIGTERM), ("job", signal.SIGINT), ("ajob", signal.SIGINT)],
+)
 def test_a_signal_drains(place, workflow, number):
     """SIGTERM and Ctrl-C let the step in flight end; the next start continues after it."""
     run_id = crash("a", workflow)
@@ -515,6 +518,21 @@ def test_deaths_while_it_waits_are_not_its_own(place):
 def resumed(run):
     """How many attempts of a run there were after the first one."""
     return run._seen().course.resumed
+
+
+def test_up_killed_at_the_message(place):
+    """``up`` that is killed while a woken run works has it continued by the next one."""
+    suspend("a")
+    pathlib.Path("shut x").touch()
+    with staying("jobs") as (process, _):
+        stepwise.get_run("a").send("go", "x")
+        until(lambda: "work x" in lines())
+        process.kill()
+        process.wait()
+    pathlib.Path("shut x").unlink()
+    with staying("jobs"):
+        until(lambda: status("a") == "completed")
+    assert lines() == ["begin a", "work x", "work x"]
 
 
 CLEANING = """
