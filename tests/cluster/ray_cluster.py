@@ -26,6 +26,9 @@ QUICK = {  # a killed node is found to be dead after two seconds, not after half
     "health_check_period_ms": 400,
     "health_check_timeout_ms": 5000,  # one that is only slow is not
     "health_check_failure_threshold": 5,
+    # A stopped process keeps its connections open: whoever waits for its answer must ask.
+    "grpc_client_keepalive_time_ms": 5000,
+    "grpc_client_keepalive_timeout_ms": 10_000,
     # A busy machine takes long to start a worker: by default Ray gives it up after a minute, and
     # the node, with all that it executes, after half a minute without its agent.
     "worker_register_timeout_seconds": SECONDS // 2,
