@@ -1,4 +1,4 @@
-"""What statements call, to decide whether a step may follow; variables that they can make again.
+"""The calls of a statement, which decide whether a step may follow; variables made by one call.
 
 The names are only read off the text: their values are known when the statement is about to run.
 Calls made by operators, properties, iteration and context managers are not counted.

@@ -1,4 +1,4 @@
-"""What the pages show of a store: rows of runs, open matters, searches, spending.
+"""The facts of a store that the pages show: rows of runs, open matters, searches, spending.
 
 A head says almost everything of a run that has ended.  Of an unfinished run the journal is read,
 and what it says is kept for as long as its head and its marks stay the same.  A request reads
