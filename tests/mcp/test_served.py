@@ -11,12 +11,12 @@ import subprocess
 
 import httpx2
 import pytest
-from command import COMMAND, process
+from command import COMMAND, run
 from harness import interpreted
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from stepwise import step, workflow
+from stepwise import ConfigurationError, step, workflow
 
 
 @step
@@ -63,19 +63,19 @@ def test_over_stdio(failed):
     """A client that starts the command finds a failed run, its cause, and no tool that acts."""
     names = over_stdio()
     assert names.isdisjoint({"evaluate", "resume", "approve", "resolve", "send", "cancel"})
-    assert "resume" in over_stdio("--allow", "resume")
 
 
 def test_a_store_is_named(failed, tmp_path):
-    """--store chooses the store, as for each command."""
+    """--store chooses the store, as for each command, and --allow the tools that act."""
 
-    async def counts(client):
+    async def told(client):
         answer = await client.call_tool("list_runs", {})
-        return answer.is_error, answer.content[0].text
+        assert answer.is_error
+        assert "there is no store at" in answer.content[0].text
+        return {each.name for each in (await client.list_tools()).tools}
 
-    is_error, text = over_stdio("--store", f"disk:{tmp_path / 'no'}", talk=counts)
-    assert is_error
-    assert "there is no store at" in text
+    words = ("--store", f"disk:{tmp_path / 'no'}", "--allow", "resume")
+    assert "resume" in over_stdio(*words, talk=told)
 
 
 class Served:
@@ -130,8 +130,10 @@ def serve():
 
 @pytest.fixture(scope="module")
 def served():
-    """A server that serves the tests of those who do not get in."""
-    made = Served()
+    """A server with a chosen token, which says as JSON where it is; nobody talks with it long."""
+    made = Served("--json", "--token", "a" * 32)
+    made.told = json.loads(made.address)
+    made.address, made.header = made.told["address"], f"Authorization: Bearer {made.told['token']}"
     yield made
     made.process.kill()
     made.process.communicate()
@@ -165,26 +167,24 @@ def test_another_site_does_not_get_in(served):
     assert served.post(origin=f"http://{place}").status_code not in (401, 403)
 
 
-def test_as_json(failed, serve):
+def test_as_json(served):
     """With --json the first line has the address, the token and the process."""
-    served = serve("--json", "--token", "a" * 32)
-    told = json.loads(served.address)
-    assert told["pid"] == served.process.pid
-    assert told["token"] == "a" * 32
-    served.address, served.header = told["address"], f"Authorization: Bearer {told['token']}"
-    assert "why" in served.talk()
+    assert served.told["pid"] == served.process.pid
+    assert served.told["token"] == "a" * 32
+    assert served.post().status_code not in (401, 403)
 
 
 def test_what_keeps_it_from_beginning():
     """A taken port, a short token and an unknown tool are sentences; options of HTTP need it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = process("mcp", "--http", str(taken.getsockname()[1]))
-    assert re.fullmatch(r"stepwise: .* is taken\. .*stepwise mcp --http 0\n", done.stderr)
-    assert "16 or more" in process("mcp", "--http", "0", "--token", "short").stderr
-    done = process("mcp", "--allow", "everything")
-    assert "no tool 'everything'" in done.stderr
-    assert done.returncode == 1
-    assert process("mcp", "--token", "a" * 32).returncode == 2
+        done = run("mcp", "--http", str(taken.getsockname()[1]))
+    assert re.fullmatch(r".* is taken\. .*stepwise mcp --http 0", str(done.exception))
+    done = run("mcp", "--http", "0", "--token", "short")
+    assert "16 or more" in str(done.exception)
+    done = run("mcp", "--allow", "everything")
+    assert isinstance(done.exception, ConfigurationError)
+    assert "no tool 'everything'" in str(done.exception)
+    assert run("mcp", "--token", "a" * 32).exit_code == 2
 
 
 def test_without_the_extra():
@@ -210,5 +210,5 @@ def test_the_help_names_what_can_be_allowed():
     """The help of --allow lists the tools that act."""
     from stepwise.mcp._agent_tools import ACTIONS
 
-    told = " ".join(process("mcp", "--help").stdout.split())
+    told = " ".join(run("mcp", "--help").stdout.split())
     assert ", ".join([*ACTIONS][:-1]) in told
