@@ -269,7 +269,7 @@ class Watched:
         self.wait()
 
 
-def talking(*argv, forked=True, env=None, first=""):
+def talking(*argv, forked=True, cwd=None, env=None, first="", imports=()):
     """Start ``python`` with these words, to talk with; return what of ``Popen`` the tests use.
 
     It is a fork, whose end is not that of an interpreter, unless ``STEPWISE_WHOLE=1``.
@@ -278,28 +278,32 @@ def talking(*argv, forked=True, env=None, first=""):
         forked: whether it may be.
         env: its environment, if not that of this process.
         first: a source that a fork executes before the program.
+        imports: modules that its host has imported, so that the program need not.
     """
     if forked and not WHOLE:
-        return Talking(*argv, env=env, first=first)
+        return Talking(*argv, cwd=cwd, env=env, first=first, imports=imports)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     command = [sys.executable, "-u", *map(str, argv)]
-    return subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(command, cwd=cwd, env=env, text=True, start_new_session=True, **pipes)
 
 
 class Talking:
     """``python`` with these words in a fork: see :func:`talking`."""
 
-    _free: ClassVar[list] = []  # the hosts whose program has ended
+    _free: ClassVar = defaultdict(list)  # hosts whose program has ended, by what they imported
+    stderr = None  # it is among what it prints on stdout
 
-    def __init__(self, *argv, env, first):
+    def __init__(self, *argv, cwd, env, first, imports):
         self.args, self.returncode = [*map(str, argv)], None
-        self._host = self._free.pop() if self._free else _host(number=f"talking {next(_turns)}")
+        self._ended = self._free[imports]
+        new = not self._ended and _host(number=f"talking {next(_turns)}", imports=imports)
+        self._host = new or self._ended.pop()
         with tempfile.TemporaryDirectory(prefix="stepwise-", dir=_memory()) as folder:
             files = [os.path.join(folder, name) for name in ("input", "out")]
             for name in files:
                 os.mkfifo(name)
             env = os.environ if env is None else env
-            request = _request(self.args, None, env, first, input=files[0], out=files[1])
+            request = _request(self.args, cwd, env, first, input=files[0], out=files[1])
             _tell(self._host, {**request, "err": files[1], "watched": True, "session": True})
             self.pid = json.loads(self._host.stdout.readline())["pid"]
             self.stdin = os.fdopen(os.open(files[0], os.O_WRONLY), "w", encoding="utf-8")
@@ -309,7 +313,7 @@ class Talking:
         """Return its exit code, or ``None`` if it has not ended by then."""
         if self.returncode is None and select.select([self._host.stdout], [], [], seconds)[0]:
             self.returncode = json.loads(self._host.stdout.readline())["code"]
-            self._free.append(self._host)
+            self._ended.append(self._host)
         return self.returncode
 
     def wait(self):

@@ -11,13 +11,29 @@ import textwrap
 import warnings
 
 import pytest
+from harness import talking
+from sweeping import WHOLE
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what Jupyter deprecates of its own
     import nbformat
+    from jupyter_client.provisioning import local_provisioner
     from jupyter_core.utils import run_sync
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, DeadKernelError
+
+IMPORTED = ("ipykernel.kernelapp", "stepwise.notebook")
+
+
+def launch_fork(command, *, cwd, env, **_):
+    """Start the kernel of a command line in a fork of a host that has imported it."""
+    words = command[command.index("-m") :]
+    return talking(*words, cwd=cwd, env=env, imports=IMPORTED)
+
+
+if not WHOLE:
+    local_provisioner.launch_kernel = launch_fork
+
 
 SETUP = """
     %load_ext stepwise
@@ -131,6 +147,7 @@ class Notebook:
     def __init__(self, folder):
         self.folder = folder
         self._open = []
+        self._processes = []
         self._sockets = tempfile.TemporaryDirectory()  # paths of sockets must be short
 
     def start(self, *cells, **options):
@@ -142,6 +159,7 @@ class Notebook:
         context = kernel.setup_kernel()
         context.__enter__()
         self._open.append(context)
+        self._processes.append(kernel.km.provisioner.process)
         kernel.run(SETUP)
         for cell in cells:
             kernel.run(cell)
@@ -167,4 +185,7 @@ class Notebook:
     def close(self):
         for context in self._open:
             context.__exit__(None, None, None)
+        for process in self._processes:  # also of a kernel that was killed
+            for pipe in filter(None, (process.stdin, process.stdout)):
+                pipe.close()
         self._sockets.cleanup()
