@@ -43,7 +43,11 @@ import warnings
 import cloudpickle  # noqa: F401
 import diskcache  # noqa: F401
 
-import stepwise.cli
+import stepwise._calls.async_driver
+import stepwise._calls.edits
+import stepwise._execution.changes
+import stepwise.cli.look
+import stepwise.cli.steer
 import stepwise.stores.disk
 from stepwise._rewrite.build import rewrite
 
