@@ -24,6 +24,7 @@ import asyncio.runners  # noqa: F401
 import atexit
 import concurrent.futures.thread  # noqa: F401
 import fcntl
+import functools
 import gc
 import importlib
 import importlib.machinery
@@ -33,6 +34,7 @@ import runpy
 import select
 import signal
 import sqlite3  # noqa: F401
+import subprocess
 import sys
 import termios
 import threading
@@ -107,7 +109,7 @@ def become(request):
     code = 0
     exec(request.get("first", ""), {"__name__": "first"})
     try:
-        execute(request["argv"])
+        execute(in_stages(request["argv"]) if request["terminal"] else request["argv"])
     except SystemExit as exit_:
         code = exit_.code
         if code is not None and not isinstance(code, int):
@@ -124,6 +126,75 @@ def become(request):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit((code or 0) & 0xFF)
+
+
+class Started:
+    """What of ``subprocess.Popen`` a command uses: a fork that has waited for it, and is a program.
+
+    Args:
+        pid: of that fork.
+        telling: where it reads what it is.
+    """
+
+    def __init__(self, pid, telling, words, *, cwd, env, stdout=None):
+        assert stdout is None
+        self._pid = pid
+        tell_program(telling, words, env, cwd or os.getcwd())
+
+    def wait(self):
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def tell_program(telling, words, environment, cwd):
+    with open(telling, "w", encoding="utf-8") as file:
+        json.dump([words[1:], dict(environment), cwd], file)
+
+
+def read_all(told):
+    with open(told, encoding="utf-8") as file:
+        return file.read()
+
+
+def in_stages(argv):
+    """Return the words that this fork executes: of a command, or of a program that it becomes.
+
+    The command starts one program.  That may become another one, by ``execve``, and so on.  Each is
+    a fork that has executed nothing else, of a process that ends as the last one does.
+    """
+    others, code = sys.path[1:], 0
+    told, telling = os.pipe()
+    pid = os.fork()
+    if pid:
+        subprocess.Popen = functools.partial(Started, pid, telling)
+        return argv
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the program
+    os.close(telling)
+    while asked := read_all(told):
+        argv, environment, cwd = json.loads(asked)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(environment)
+        beside = "" if argv[0] == "-c" else os.path.dirname(os.path.abspath(argv[0]))
+        paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+        sys.path[:] = [beside, *paths, *others]
+        told, telling = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.execve = functools.partial(becomes, telling)
+            return argv
+        os.close(telling)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def becomes(telling, path, words, environment):
+    """``os.execve``: another fork executes that, in the place of this one."""
+    os.stat(path)
+    tell_program(telling, words, environment, os.getcwd())
+    os._exit(0)
 
 
 def redirect(request):
