@@ -158,13 +158,13 @@ READERS = {
     "history": lambda run: len(run.history("turn")) > 0,
     "why": lambda run: (run.why().status, run.why(1).kept > 0),
     "rerun": checked_copy,
-    "fork": lambda run: run.fork().status,
     "a step": lambda run: find_step(run, 1).name,
     "result": lambda run: run.result,
     "error": lambda run: repr(run.error),
     "preflight": lambda run: [
         each.verdict for each in Forecasts([run.store], 100, 100) if each.facts.run_id == run.id
     ],
+    "fork": lambda run: run.fork().status,  # the last one: others would read the new run, too
 }
 
 
@@ -195,16 +195,30 @@ def at_each_read(monkeypatch):
     hook[0] = lambda: None
 
 
-def answer_of(read, life, made, at_each_read, moves_at=0):
-    """What a reader says after so many moves of a life, if another one comes before a read of it.
+def after(life, made):
+    """A thread whose run has made so many moves of a life, and the moves that are left."""
+    workflow, _, moves = life
+    mover, moves = Mover(workflow), iter(moves.split())
+    for name in itertools.islice(moves, made):
+        getattr(mover, name)()
+    return mover, moves
+
+
+def end_all(mover):
+    """End a run, and delete it and its forks: some readers read all runs of a store."""
+    mover.end()
+    for run in stepwise.runs():
+        run.delete()
+
+
+def answer_of(read, mover, at_each_read, moves=(), moves_at=0):
+    """What a reader says of a run, if its next move comes before a read of so high a number.
 
     Returns:
         the answer, the number of reads, and whether the move came.
     """
-    workflow, _, moves = life
-    mover, moves, reads, left = Mover(workflow), iter(moves.split()), 0, []
-    for name in itertools.islice(moves, made):
-        getattr(mover, name)()
+    run = stepwise.Run(mover.run.store, mover.run.id)
+    reads, left = 0, []
 
     def count():
         nonlocal reads
@@ -215,29 +229,46 @@ def answer_of(read, life, made, at_each_read, moves_at=0):
 
     at_each_read(count)
     try:
-        answer = read(mover.run)
+        answer = read(run)
     except RunNotFoundError:
         answer = "there is no such run"
     except (StepwiseError, RunStopped) as error:
-        answer = str(error).replace(mover.run.id, "RUN")
+        answer = str(error).replace(run.id, "RUN")
     finally:
         at_each_read(lambda: None)
-    mover.end()
     return answer, reads, bool(left)
+
+
+_undisturbed = {}  # by life, after each of its moves: what each reader says, and its reads
+
+
+def undisturbed(name, at_each_read):
+    """What readers say after each move of a life but the first ones, and how often they read."""
+    if name not in _undisturbed:
+        _, first, moves = LIVES[name]
+        found = _undisturbed[name] = []
+        for made in (*range(first, len(moves.split())), None):
+            mover, _ = after(LIVES[name], made)
+            found.append(
+                {each: answer_of(read, mover, at_each_read)[:2] for each, read in READERS.items()}
+            )
+            end_all(mover)
+    return _undisturbed[name]
 
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("name", LIVES)
 def test_before_or_after(name, reader, at_each_read):
     """Whichever move comes between two reads, a reader says what held before it, or after it."""
-    life, read = LIVES[name], READERS[reader]
+    life, known = LIVES[name], [each[reader] for each in undisturbed(name, at_each_read)]
     _, first, moves = life
-    known = [answer_of(read, life, made, at_each_read) for made in range(first, len(moves.split()))]
-    held = [*(answer for answer, *_ in known), answer_of(read, life, None, at_each_read)[0]]
-    trials = [(made, n) for made, (_, reads, _) in enumerate(known) for n in range(1, reads + 1)]
+    held = [answer for answer, _ in known]
+    trials = [(made, n) for made, (_, reads) in enumerate(known[:-1]) for n in range(1, reads + 1)]
     found = []
-    for made, number in some(trials, 12, f"{name} {reader}"):
-        answer, _, has_moved = answer_of(read, life, first + made, at_each_read, number)
+    for made, number in some(trials, 8, f"{name} {reader}"):
+        mover, left = after(life, first + made)
+        answer, _, has_moved = answer_of(READERS[reader], mover, at_each_read, left, number)
+        end_all(mover)
         if has_moved and answer not in held[made : made + 2]:
             found.append((moves.split()[first + made], number, answer, held[made : made + 2]))
     assert found == []
