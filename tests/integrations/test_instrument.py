@@ -12,10 +12,9 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import anthropic
 import httpx
-import openai
 import pytest
+import sdks
 from click.testing import CliRunner
 
 import stepwise
@@ -151,15 +150,15 @@ def transports(module):
 
 
 def chat(server, **options):
-    library = transports(openai)
+    library = transports(sdks.openai)
     http = library.Client(transport=library.MockTransport(server))
-    return openai.OpenAI(base_url="http://model/v1", api_key="k", http_client=http, **options)
+    return sdks.openai.OpenAI(base_url="http://model/v1", api_key="k", http_client=http, **options)
 
 
 def achat(server):
-    library = transports(openai)
+    library = transports(sdks.openai)
     http = library.AsyncClient(transport=library.MockTransport(server.awaited))
-    return openai.AsyncOpenAI(base_url="http://model/v1", api_key="k", http_client=http)
+    return sdks.openai.AsyncOpenAI(base_url="http://model/v1", api_key="k", http_client=http)
 
 
 @pytest.fixture
@@ -334,9 +333,9 @@ def test_every_form_of_an_answer_is_made_of_the_record(form, server, client):
 
 def test_clients_of_anthropic_are_recorded(server):
     """The requests to ``messages`` are steps, with the model and the tokens of each."""
-    library = transports(anthropic)
+    library = transports(sdks.anthropic)
     http = library.Client(transport=library.MockTransport(server))
-    client = anthropic.Anthropic(base_url="http://model", api_key="k", http_client=http)
+    client = sdks.anthropic.Anthropic(base_url="http://model", api_key="k", http_client=http)
 
     def asked():
         answer = client.messages.create(model="claude", max_tokens=9, messages=ASKED)
@@ -520,7 +519,7 @@ def test_an_answer_of_the_moment_is_an_attempt(status, server):
     client = chat(server, max_retries=0)
 
     def asked():
-        with contextlib.suppress(openai.APIError):
+        with contextlib.suppress(sdks.openai.APIError):
             return said(ask(client))
 
     assert twice(asked) == "answer 2"
@@ -548,7 +547,7 @@ def test_an_attempt_in_the_handler_of_the_last_one_is_answered(server):
     def asked():
         try:
             return said(ask(client))
-        except openai.RateLimitError:
+        except sdks.openai.RateLimitError:
             return said(ask(client))
 
     assert twice(asked) == "answer 2"
@@ -561,7 +560,7 @@ def test_a_refused_request_is_an_outcome(status, server, client):
     server.statuses = [status]
 
     def asked():
-        with pytest.raises(openai.APIStatusError) as refused:
+        with pytest.raises(sdks.openai.APIStatusError) as refused:
             ask(client)
         return refused.value.status_code
 
@@ -785,7 +784,7 @@ def test_a_stream_that_ends_with_an_error_is_no_outcome(how, server, client):
 
         return "".join(found())
 
-    with pytest.raises(openai.APIError, match="overloaded"):
+    with pytest.raises(sdks.openai.APIError, match="overloaded"):
         agent()
     assert agent() == "abc2"
 
@@ -957,7 +956,7 @@ def test_a_streamed_response_says_how_long_it_took(client):
 @pytest.fixture
 def slow():
     """A stream whose second piece comes when it is told to, in the event loop of its connection."""
-    library = transports(openai)
+    library = transports(sdks.openai)
 
     class Stream(library.AsyncByteStream):
         async def __aiter__(self):
@@ -970,7 +969,7 @@ def slow():
         return library.Response(200, headers=STREAMED, stream=Stream(), request=request)
 
     http = library.AsyncClient(transport=library.MockTransport(answer))
-    slow = openai.AsyncOpenAI(base_url="http://m/v1", api_key="k", http_client=http)
+    slow = sdks.openai.AsyncOpenAI(base_url="http://m/v1", api_key="k", http_client=http)
     return slow
 
 
@@ -1075,7 +1074,7 @@ def test_uninstrument(client):
     """After uninstrument, requests are made as usual, and the classes are as before."""
     stepwise.uninstrument()
     assert twice(lambda: said(ask(client))) == "answer 2"
-    assert not hasattr(transports(openai).Client.send, "__wrapped__")
+    assert not hasattr(transports(sdks.openai).Client.send, "__wrapped__")
 
 
 def plainly(client, path="/v1/chat/completions", **body):
@@ -1274,7 +1273,7 @@ def test_an_error_of_a_status_is_recorded_without_its_keys(make, server):
 
     @workflow
     def agent():
-        with contextlib.suppress(openai.NotFoundError, httpx.HTTPStatusError):
+        with contextlib.suppress(sdks.openai.NotFoundError, httpx.HTTPStatusError):
             return find()
 
     agent()
@@ -1326,23 +1325,23 @@ def test_headers_that_choose_the_answer_are_part_of_a_request(header):
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        (object(), {}, "takes a client of openai or anthropic"),
-        (openai.OpenAI, {}, "give an instance"),
-        (openai, {}, "give an instance"),
-        (httpx.Client(), {}, "needs a name="),
-        (None, {"name": "shop"}, "name= is for a client of httpx"),
+        (object, {}, "takes a client of openai or anthropic"),
+        (lambda: sdks.openai.OpenAI, {}, "give an instance"),
+        (lambda: sdks.openai, {}, "give an instance"),
+        (httpx.Client, {}, "needs a name="),
+        (lambda: None, {"name": "shop"}, "name= is for a client of httpx"),
     ],
     ids=["an object", "a class", "a module", "no name", "a name alone"],
 )
 def test_what_cannot_be_instrumented(given, options, message):
     """A wrong argument is refused with what is accepted, and how."""
     with pytest.raises(ConfigurationError, match=message):
-        stepwise.instrument(given, **options)
+        stepwise.instrument(given(), **options)
 
 
 def test_a_version_that_does_not_fit_is_refused(monkeypatch):
     """A client of an SDK without the client of httpx that sends its requests is refused."""
-    client = openai.OpenAI(api_key="k")
+    client = sdks.openai.OpenAI(api_key="k")
     monkeypatch.delattr(client, "_client")
     with pytest.raises(ConfigurationError, match=r"openai .* does not fit .*`_client`"):
         stepwise.instrument(client)

@@ -7,10 +7,9 @@ import io
 import json
 import weakref
 
-import anthropic
 import httpx2
-import openai
 import pytest
+import sdks
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -397,7 +396,7 @@ def test_attempts_and_repetitions_of_an_sdk_are_one_request(name):
         return httpx2.Response(status, json=body, headers={"retry-after-ms": "1"})
 
     http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
-    make = openai.OpenAI if name in CALLS else anthropic.Anthropic
+    make = sdks.openai.OpenAI if name in CALLS else sdks.anthropic.Anthropic
     for key in ("sk-first-key", "sk-second-key"):
         client = make(api_key=key, http_client=http_client, max_retries=1)
         {**CALLS, **OF_ANTHROPIC}[name](client)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-import openai
 import pytest
+import sdks
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,12 +37,14 @@ def instrumented():
 def client_of(usage):
     """Return a client whose server answers ``yes``, with this usage."""
     http = sys.modules[
-        openai._base_client.SyncAPIClient.__init__.__globals__["URL"].__module__.partition(".")[0]
+        sdks.openai._base_client.SyncAPIClient.__init__.__globals__["URL"].__module__.partition(
+            "."
+        )[0]
     ]
     said = {"index": 0, "message": {"role": "assistant", "content": "yes"}}
     answer = {"id": "1", "model": "gpt-4o", "choices": [said], "usage": usage}
     transport = http.MockTransport(lambda _: http.Response(200, json=answer))
-    return openai.OpenAI(
+    return sdks.openai.OpenAI(
         base_url="http://model/v1", api_key="k", http_client=http.Client(transport=transport)
     )
 

@@ -4,13 +4,11 @@ import asyncio
 import json
 
 import pytest
-from mcp import Client
-from mcp.types import Implementation
+import sdks
 
 from stepwise.mcp._agent_tools import LIMIT, NOTICE
-from stepwise.mcp._server import _server
 
-ME = Implementation(name="test-client", version="1")
+ME = {"name": "test-client", "version": "1"}
 
 
 class Answer:
@@ -47,7 +45,8 @@ def agent_of():
     def connected(server, me=ME):
         def ask(tool, **arguments):
             async def talk():
-                async with Client(server, client_info=me) as client:
+                named = sdks.mcp.types.Implementation(**me)
+                async with sdks.mcp.Client(server, client_info=named) as client:
                     return await client.call_tool(tool, arguments)
 
             return Answer(asyncio.run(talk()))
@@ -60,12 +59,12 @@ def agent_of():
 @pytest.fixture
 def ask(agent_of):
     """Ask a tool of a server that allows nothing: ``ask("why", run="trip")``."""
-    return agent_of(_server(()))
+    return agent_of(sdks.mcp_server(()))
 
 
 @pytest.fixture
 def act(agent_of):
     """Ask a tool of a server that allows everything."""
     return agent_of(
-        _server(("evaluate", "resume", "approve", "resolve", "send", "cancel", "forget"))
+        sdks.mcp_server(("evaluate", "resume", "approve", "resolve", "send", "cancel", "forget"))
     )

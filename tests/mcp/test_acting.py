@@ -5,13 +5,12 @@ import re
 import signal
 
 import pytest
+import sdks
 from harness import python
-from mcp.types import Implementation
 
 import stepwise
 from stepwise import step, tool, workflow
 from stepwise.mcp import _evaluation
-from stepwise.mcp._server import _server
 
 ACTOR = re.compile(r"mcp test-client for \S+@\S+")
 
@@ -173,8 +172,10 @@ def test_an_expression_cannot_end_the_server(act, killed, monkeypatch):
 
 def test_what_a_client_calls_itself_is_printable(agent_of, killed):
     """A client's name is recorded without what a terminal obeys, and cut."""
-    me = Implementation(name="evil\x1b[2J" + "x" * 1000, version="1")
-    agent_of(_server(("resolve",)), me)("resolve", run=killed.id, step=2, answer="did_not_happen")
+    me = {"name": "evil\x1b[2J" + "x" * 1000, "version": "1"}
+    agent_of(sdks.mcp_server(("resolve",)), me)(
+        "resolve", run=killed.id, step=2, answer="did_not_happen"
+    )
     by = killed.steps[1].by
     assert by.startswith("mcp evil")
     assert "\x1b" not in by

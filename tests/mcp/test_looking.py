@@ -7,14 +7,13 @@ import os
 import shutil
 
 import pytest
+import sdks
 from harness import python
-from mcp import Client
 
 import stepwise
 from stepwise import step, tool, workflow
 from stepwise._runs.fitting import LIMIT
 from stepwise.mcp._agent_tools import TOOLS
-from stepwise.mcp._server import _server
 
 
 @step
@@ -53,7 +52,7 @@ def mail(text):
 
 def offered(*allowed):
     async def listed():
-        async with Client(_server(allowed)) as client:
+        async with sdks.mcp.Client(sdks.mcp_server(allowed)) as client:
             return (await client.list_tools()).tools
 
     return {each.name: each for each in asyncio.run(listed())}
@@ -88,7 +87,7 @@ def test_a_tool_that_is_not_allowed(ask, failed):
     assert "stepwise mcp --allow forget" in ask("forget", run=failed.id, step=1).problem
     assert [each.status for each in failed.steps] == ["completed"]
     with pytest.raises(stepwise.ConfigurationError, match=r"no tool 'delete'.*evaluate, resume"):
-        _server(["delete"])
+        sdks.mcp_server(["delete"])
 
 
 # -- from a run to its cause ----------------------------------------------------------------------

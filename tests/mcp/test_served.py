@@ -11,10 +11,9 @@ import subprocess
 
 import httpx2
 import pytest
+import sdks
 from command import COMMAND, run
 from harness import interpreted
-from mcp import Client, StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
 
 from stepwise import ConfigurationError, step, workflow
 
@@ -52,8 +51,8 @@ def over_stdio(*words, talk=finds_the_cause, env=None):
     given = {name: os.environ[name] for name in ("STEPWISE_HOME",)} if env is None else env
 
     async def connected():
-        command = StdioServerParameters(command=COMMAND, args=["mcp", *words], env=given)
-        async with Client(command) as client:
+        command = sdks.mcp.StdioServerParameters(command=COMMAND, args=["mcp", *words], env=given)
+        async with sdks.mcp.Client(command) as client:
             return await talk(client)
 
     return asyncio.run(connected())
@@ -102,10 +101,13 @@ class Served:
         )
 
     def talk(self, conversation=finds_the_cause):
+        from mcp.client.streamable_http import streamable_http_client
+
         async def connected():
             headers = dict([self.header.split(": ")])
             async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
-                async with Client(streamable_http_client(self.address, http_client=http)) as client:
+                transport = streamable_http_client(self.address, http_client=http)
+                async with sdks.mcp.Client(transport) as client:
                     return await conversation(client)
 
         return asyncio.run(connected())

@@ -8,10 +8,9 @@ import pathlib
 import sys
 import threading
 
-import anthropic
 import httpx2
-import openai
 import pytest
+import sdks
 from click.testing import CliRunner
 from resuming import resumed
 
@@ -73,7 +72,7 @@ server = None  # what the clients talk to; the real one if there is none
 def converse(question: str) -> str:
     """Ask with the clients of both SDKs: a loop, a stream, a message."""
     http_client = server.client() if server is not None else None
-    client = openai.OpenAI(http_client=http_client, max_retries=2)
+    client = sdks.openai.OpenAI(http_client=http_client, max_retries=2)
     messages = [SYSTEM, {"role": "user", "content": question}]
     while True:
         reply = client.chat.completions.create(model="m", messages=messages).choices[0].message
@@ -85,7 +84,7 @@ def converse(question: str) -> str:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     stream = client.chat.completions.create(model="m", messages=messages, stream=True)
     words = [chunk.choices[0].delta.content for chunk in stream]
-    other = anthropic.Anthropic(http_client=http_client, max_retries=2)
+    other = sdks.anthropic.Anthropic(http_client=http_client, max_retries=2)
     told = other.messages.create(
         model="m", max_tokens=9, messages=[{"role": "user", "content": question}]
     )
@@ -184,7 +183,7 @@ def test_a_difference_deep_in_a_long_text_is_shown(file):
     """Of a long text, what is around the first difference is shown, and items that are missing."""
     with recorded(file), pytest.raises(RequestNotRecorded) as caught:
         changed = {**SYSTEM, "content": SYSTEM["content"].replace("city. You", "town. You", 1)}
-        openai.OpenAI().chat.completions.create(model="m", messages=[changed], seed=1)
+        sdks.openai.OpenAI().chat.completions.create(model="m", messages=[changed], seed=1)
     assert (
         "body.messages[0].content: recorded 'You know the weather of every city. You know"
         in str(caught.value)
@@ -208,7 +207,7 @@ def test_each_recorded_call_answers_once(file):
     calls = recorded(file)
     for _ in range(2):
         with calls, pytest.raises(RequestNotRecorded, match=r"has this request once \(call 4\)"):
-            client = anthropic.Anthropic()
+            client = sdks.anthropic.Anthropic()
             for _ in range(2):
                 client.messages.create(model="m", max_tokens=9, messages=messages)
 
@@ -221,7 +220,7 @@ def test_equal_requests_are_answered_in_their_order(tmp_path):
             self.asked += 1
             return httpx2.Response(200, json=completion({"content": f"{self.asked}"}))
 
-    client = openai.OpenAI(api_key="k", http_client=Counter().client())
+    client = sdks.openai.OpenAI(api_key="k", http_client=Counter().client())
 
     @workflow
     def thrice() -> list[str]:
@@ -250,7 +249,7 @@ def test_a_call_that_is_not_used_is_an_error_if_the_block_is_strict(file):
 def test_another_server_counts_as_the_same(file):
     """A proxy or a test server in the place of the provider is answered alike."""
     with recorded(file):
-        client = anthropic.Anthropic(base_url="http://localhost:1")
+        client = sdks.anthropic.Anthropic(base_url="http://localhost:1")
         messages = [{"role": "user", "content": "How is Oslo?"}]
         told = client.messages.create(model="m", max_tokens=9, messages=messages)
     assert told.content[0].text == "told: How is Oslo?"
@@ -261,7 +260,7 @@ def test_asynchronous_clients_and_threads_are_answered(file):
     messages = [{"role": "user", "content": "How is Oslo?"}]
 
     async def ask() -> str:
-        client = anthropic.AsyncAnthropic()
+        client = sdks.anthropic.AsyncAnthropic()
         told = await client.messages.create(model="m", max_tokens=9, messages=messages)
         return told.content[0].text
 
@@ -278,7 +277,7 @@ def test_asynchronous_clients_and_threads_are_answered(file):
 def test_a_request_that_asks_no_model_is_refused(file):
     """A request about files is not sent either."""
     with recorded(file), pytest.raises(RequestNotRecorded, match="is no request to a model"):
-        openai.OpenAI().files.create(file=("a.txt", b"a"), purpose="batch")
+        sdks.openai.OpenAI().files.create(file=("a.txt", b"a"), purpose="batch")
 
 
 def test_a_stream_that_was_left_is_answered_as_far_as_it_was_read(tmp_path):
@@ -294,7 +293,7 @@ def test_a_stream_that_was_left_is_answered_as_far_as_it_was_read(tmp_path):
         return httpx2.Response(200, headers=headers, stream=Slow(), request=request)
 
     transport = httpx2.MockTransport(answer)
-    client = openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
+    client = sdks.openai.OpenAI(api_key="k", http_client=httpx2.Client(transport=transport))
 
     @workflow
     def first(count: int = 1) -> list[str]:

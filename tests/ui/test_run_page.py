@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
+import sdks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -309,7 +309,7 @@ def answered(request):
 def test_a_model_call_is_a_conversation():
     """A model call shows the messages of its request and the answer, calls of tools as calls."""
     stepwise.instrument()
-    client = openai.OpenAI(
+    client = sdks.openai.OpenAI(
         api_key="none", http_client=httpx2.Client(transport=httpx2.MockTransport(answered))
     )
 
@@ -350,7 +350,7 @@ def streamed(request):
 def test_a_streamed_answer_is_put_together():
     """A streamed answer shows its text and its calls of tools, not the events that brought them."""
     stepwise.instrument()
-    client = openai.OpenAI(
+    client = sdks.openai.OpenAI(
         api_key="none", http_client=httpx2.Client(transport=httpx2.MockTransport(streamed))
     )
 

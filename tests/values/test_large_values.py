@@ -55,20 +55,25 @@ def test_a_large_result_is_not_copied(where, kind):
 
 
 @pytest.mark.parametrize(
-    "value",
+    "made",
     [
-        pytest.param(b"ab" * MB, id="bytes"),
-        pytest.param("\N{SNOWMAN}" * MB, id="str"),
-        pytest.param(bytearray(b"ab" * MB), id="bytearray"),
-        pytest.param([{"content": "x" * 2000 + str(n)} for n in range(1000)], id="messages"),
-        pytest.param(numpy.arange(MB, dtype="float64").reshape(1024, 1024), id="array"),
-        pytest.param(numpy.asfortranarray(numpy.arange(MB).reshape(1024, 1024)), id="by columns"),
-        pytest.param(numpy.arange(2 * MB)[::2], id="every second"),
+        pytest.param(lambda: b"ab" * MB, id="bytes"),
+        pytest.param(lambda: "\N{SNOWMAN}" * MB, id="str"),
+        pytest.param(lambda: bytearray(b"ab" * MB), id="bytearray"),
+        pytest.param(
+            lambda: [{"content": "x" * 2000 + str(n)} for n in range(1000)], id="messages"
+        ),
+        pytest.param(lambda: numpy.arange(MB, dtype="float64").reshape(1024, 1024), id="array"),
+        pytest.param(
+            lambda: numpy.asfortranarray(numpy.arange(MB).reshape(1024, 1024)), id="by columns"
+        ),
+        pytest.param(lambda: numpy.arange(2 * MB)[::2], id="every second"),
     ],
 )
 @pytest.mark.parametrize("alone", [True, False])
-def test_what_is_read_back_is_what_was_recorded(value, alone):
+def test_what_is_read_back_is_what_was_recorded(made, alone):
     """Every kind of large value comes back equal, whether or not other threads are alive."""
+    value = made()
     done = threading.Event()
     other = threading.Thread(target=done.wait)
     if not alone:
