@@ -12,17 +12,18 @@ unexport PYTHONDONTWRITEBYTECODE
 FRAMEWORKS := .venv-frameworks
 VERSIONS := newest oldest oldest-sdks oldest-pydantic-ai
 
-# Tests with a target of their own: whoever changes a page, a type, the rewrite or a call runs them, and CI.
+# Tests with a target of their own: CI runs them, and whoever changes a page, a type, the rewrite, how
+# calls are matched, or what they cost.
 OF_DOCS := $(filter-out %/test_readme.py %/test_promises.py %/test_coverage.py,$(wildcard tests/docs/test_*.py))
 OF_TYPES := tests/test_typing.py
 OF_FRAMEWORKS := tests/frameworks
 OF_BROWSER := tests/ui/browser
-OF_REWRITE := tests/rewrite/test_rewrite_cpython.py tests/crash/test_teleports.py
+OF_PROGRAMS := tests/rewrite/test_rewrite_cpython.py $(addprefix tests/crash/test_,teleports.py equivalence.py identity_programs.py)
 OF_COSTS := tests/calls/test_instructions.py
 OF_WASM := $(addprefix tests/rewrite/test_,rewrite.py blocks.py source.py) tests/journal/test_ledger.py \
 	$(addprefix tests/journal/test_archive.py::test_,nothing_of_it_is_damaged what_was_killed_goes_on)
 
-.PHONY: help install browser test-ui pictures-ui test test-fast test-all test-rewrite test-costs test-wasm environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
+.PHONY: help install browser test-ui pictures-ui test test-fast test-all test-programs test-costs test-wasm environments test-frameworks test-cluster frameworks-table sweeps mutants map lint format types wheel examples demo clean
 .PHONY: bench bench-peers bench-page conformance pictures screenshots docs
 
 help:  ## show this
@@ -36,8 +37,8 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
 	@touch $@
 
-test: install  ## run the tests; sweeps are sampled (pages: make docs; types: make types; frameworks: make test-frameworks; CPython's own: make test-rewrite; instructions: make test-costs)
-	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(addprefix --ignore=,$(OF_DOCS) $(OF_TYPES) $(OF_FRAMEWORKS) $(OF_REWRITE) $(OF_COSTS) $(OF_BROWSER))
+test: install  ## run the tests; sweeps are sampled (pages: make docs; types: make types; frameworks: make test-frameworks; CPython's own, and random programs: make test-programs; instructions: make test-costs)
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(addprefix --ignore=,$(OF_DOCS) $(OF_TYPES) $(OF_FRAMEWORKS) $(OF_PROGRAMS) $(OF_COSTS) $(OF_BROWSER))
 
 test-fast: install  ## run what is quick, for the daily loop: no sweeps, no kernels, no programs that are killed
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q --fast
@@ -47,8 +48,8 @@ test-all: install  ## run the tests; sweeps are complete, or 20 times as large (
 	STEPWISE_WHOLE=1 $(MAKE) test-frameworks
 	STEPWISE_WHOLE=1 $(MAKE) test-cluster
 
-test-rewrite: install  ## run CPython's own tests through the rewrite, and calls of libraries across interpreters
-	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(OF_REWRITE)
+test-programs: install  ## run programs of others and at random: CPython's own tests through the rewrite, calls of libraries, crashed programs
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal -q $(OF_PROGRAMS)
 
 test-costs: install  ## count the instructions of steps and of a start (needs valgrind): none is above its ceiling
 	$(BIN)/python -m pytest -n 2 --dist=load -q $(OF_COSTS)

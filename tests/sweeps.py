@@ -2,7 +2,8 @@
 
 As much of each sweep as ``tests/programs/sweeping.py`` says (``STEPWISE_SCALE=5``,
 ``STEPWISE_WHOLE=1``).  Other arguments are pytest's: ``python tests/sweeps.py -n 2``.  The table is
-replaced only if all have passed.  The negative controls of the sweeps run with ``make test``.
+replaced only if all have passed.  The negative controls of the sweeps run with ``make test``
+and ``make test-programs``.
 """
 
 import collections
