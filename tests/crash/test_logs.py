@@ -73,9 +73,9 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def writer(start, store):
+def writer(fork, store):
     """Start a process that writes to the store: ``writer(largest log)``."""
-    return lambda largest=1 << 20, *more: start(WRITER, store.url, largest, *more)
+    return lambda largest=1 << 20, *more: fork(WRITER, store.url, largest, *more)
 
 
 def ask(script, text):
@@ -201,9 +201,9 @@ def test_a_forked_child_writes_a_log_of_its_own(writer, store, folder):
         ("fstat", 2, "all locks"),
     ],
 )
-def test_an_owner_that_wakes_up_too_late(writer, store, folder, operation, count, lost):
+def test_an_owner_that_wakes_up_too_late(start, store, folder, operation, count, lost):
     """Stopped in a write while its run is taken over, an owner is refused, and writes nothing."""
-    script = writer()
+    script = start(WRITER, store.url, 1 << 20)  # a child of ours, so that we hear when it stops
     written(script, "run", 1, 2, 3, 4, 5)
     ask(script, f"stop_at({operation!r}, {count})")
     script.tell("write('run', 6)")
@@ -300,11 +300,11 @@ RESULT = str([f"secret thought {n}" for n in range(7)])
 
 
 @pytest.fixture
-def agent(start, store, tmp_path):
+def agent(fork, store, tmp_path):
     """Start the program in a process: ``agent("waits")`` stays inside a step."""
     (tmp_path / "agent.py").write_text(AGENT)
     program = f"import runpy; runpy.run_path({str(tmp_path / 'agent.py')!r}, run_name='__main__')"
-    return lambda *arguments: start(program, store.url, *arguments)
+    return lambda *arguments: fork(program, store.url, *arguments)
 
 
 @pytest.fixture(params=["alive", "dead"])
