@@ -35,7 +35,7 @@ SOON = "from stepwise._workflows import up; up._SCAN, up._LONGEST = 0.2, 0.1"
 
 _DID = re.compile(r"did (.*?) -> (.*)")
 _IMPORT = re.compile(r"^\s*(?:import|from) .*", re.MULTILINE)
-_LARGE = re.compile(r"\b(?:anthropic|httpx2?|openai|pydantic)\b")
+_LARGE = re.compile(r"\b(?:anthropic|httpx2?|openai|pandas|pydantic)\b")
 
 
 def _memory():
