@@ -8,12 +8,11 @@ import datetime as dt
 import json
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from flows import flow_of
-from harness import interpreted
+from harness import interpreted, until
 
 import stepwise
 from stepwise import ConfigurationError, OutsideRunError, WaitTimeoutError, step, tool, workflow
@@ -38,12 +37,7 @@ def post(run_id, name, value, **more):
 
 def parked(count=1):
     """Wait until so many calls of the run in progress wait."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        if sum(len(run.waits.all) for run in list(live_runs)) >= count:
-            return
-        time.sleep(0.01)
-    raise AssertionError("no call waits")
+    until(lambda: sum(len(run.waits.all) for run in list(live_runs)) >= count)
 
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])

@@ -1,27 +1,20 @@
 """What the tests of approvals share: people who answer, and processes that die while they ask."""
 
 import threading
-import time
 from unittest import mock
 
+from harness import until
 from killed import Killed, forget_process
 
 import stepwise
 from stepwise._calls import approvals
 from stepwise._calls import approvals as asking
 
-PATIENCE = 60.0  # seconds, at most
-
 
 def asked(run, count=1):
     """Wait until a run has so many open questions; them."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        found = run.questions
-        if len(found) >= count:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"{run} does not ask")
+    until(lambda: len(run.questions) >= count)
+    return run.questions
 
 
 def died_asking(call):
