@@ -135,8 +135,8 @@ def trees():
 def forgotten():
     """The trees are gone after these tests."""
     yield
-    trees.cache_clear()
-    nodes.cache_clear()
+    for each in (trees, nodes, imports):
+        each.cache_clear()
 
 
 @functools.cache
