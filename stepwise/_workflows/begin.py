@@ -34,6 +34,7 @@ from stepwise import errors
 from stepwise._calls.call import Performance, Performer
 from stepwise._calls.driver import Core, Result, Sleep, drive
 from stepwise._checkpoints.checkpoints import spent_so_far
+from stepwise._checkpoints.variables import Surroundings, dump_arguments
 from stepwise._execution.active_run import (
     ActiveRun,
     Scope,
@@ -47,9 +48,7 @@ from stepwise._execution.location import Locator
 from stepwise._execution.outcomes import (
     load_inputs,
     load_outcome,
-    record_arguments,
     record_inputs,
-    surroundings,
 )
 from stepwise._execution.process_memory import Given, memory
 from stepwise._execution.process_memory import command as process_command
@@ -556,7 +555,7 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
         return None
     callee = call.callee
     function = callee.workflow.function
-    around = surroundings(callee.bound, callee.instance, function, callee.secret)
+    around = Surroundings.of_call(callee.bound, callee.instance, function, callee.secret)
     value = load_outcome(Codec(call.codec), end, around, callee.workflow.returns).value
     if call.parent is None and not call.waited:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
@@ -682,8 +681,8 @@ def _take_up(
     """
     callee, is_new = call.callee, facts is None
     secrets = secrets_of(call)
-    around = surroundings(callee.bound, callee.instance, secret=callee.secret)
-    before = bytes(record_arguments(around))
+    around = Surroundings.of_call(callee.bound, callee.instance, secret=callee.secret)
+    before = bytes(dump_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
         if call.parent is None:

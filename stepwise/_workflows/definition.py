@@ -20,8 +20,8 @@ from stepwise._identity.module_names import (
     place_of,
 )
 from stepwise._rewrite.build import UnsupportedError, build
+from stepwise._rewrite.frame import Rewritten
 from stepwise._rewrite.source import FunctionNode, Source, capture, decorators_of, fingerprint
-from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock

@@ -33,7 +33,7 @@ from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.pool import Pool
-from stepwise._rewrite.transform import Rewritten
+from stepwise._rewrite.frame import Rewritten
 from stepwise._runs.replica import Replica, taken_from
 from stepwise._runs.run import each_listed
 from stepwise._runs.steps import settled

@@ -27,9 +27,8 @@ from stepwise._journal.projection import (
 from stepwise._journal.records import Cancelling, Entry, Resumed, RunFacts
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
-from stepwise._rewrite.frame import pending
+from stepwise._rewrite.frame import Rewritten, pending
 from stepwise._rewrite.source import Source, following_line, prefix_fingerprint
-from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, is_ours, notice, shell_word
