@@ -170,12 +170,14 @@ def seconds_to_suspension(active: ActiveRun) -> float:
         return math.inf  # a wait or a timeout ends soon
     asking = [each.since + after - elapsed() for each in parked if each.asks]
     seconds = max(asking, default=0.0)
+    if seconds > 0:
+        return seconds  # what follows only makes it later
     if any(run.flows.steps_in_flight() or run.open_streams() for run in family):
-        return max(seconds, _AGAIN)
+        return _AGAIN
     if _others_alive(family, {each.flow for each in parked}):
         last = max(run.flows.moved_at for run in family)
-        seconds = max(seconds, last + max(after, _SETTLED) - time.monotonic())
-    return max(0.0, seconds)
+        return max(0.0, last + max(after, _SETTLED) - time.monotonic())
+    return 0.0
 
 
 def _family(active: ActiveRun) -> list[ActiveRun]:

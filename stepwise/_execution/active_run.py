@@ -657,6 +657,16 @@ left_branch: ContextVar[str] = ContextVar("stepwise_left_branch", default="")
 """The branch whose code has started this code in the background."""
 
 
+def joins() -> None:
+    """Note that the current task, if any, sees a run that it did not see when it was created.
+
+    Call this in code that sets the scope, or that resets it from ``None``.
+    """
+    scope, task = current_scope(), asyncio_state.current()
+    if scope is not None and task is not None:
+        scope.run.root.flows.tasks.add(weakref.ref(task))
+
+
 def branch_around() -> str:
     """Return the branch in which code is executed where no run is visible; empty if in none.
 
@@ -716,7 +726,7 @@ class ActiveRun:
         facts: records.RunFacts,
         locator: Locator,
         parent: ActiveRun | None,
-        secrets: Secrets | None = None,
+        secrets: Secrets,
         budget: Budget | None = None,
         is_new: bool = False,
     ) -> None:
@@ -724,7 +734,7 @@ class ActiveRun:
         self.journal = journal
         self.facts, self.run_id = facts, facts.run_id
         self.effects: str = (facts if parent is None else parent).effects  # see RunFacts
-        self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
+        self.secrets: Secrets = parent.secrets if parent is not None else secrets
         self.codec = codec.Codec(facts.codec, self.secrets)
         self.subjects = Subjects(facts.run_id)
         self.pool, self.parent = Pool(state=self.subjects.state), parent

@@ -521,7 +521,7 @@ def recall_run(
         check_conflict(call, seal, facts)
     _check_namesakes(call, facts)
     branch = facts.superseded
-    if branch or journals.is_half_adopted(call.store, seal, facts):
+    if branch or (facts.base and journals.is_half_adopted(call.store, seal, facts)):
         raise SupersededError(
             f"run {call.run_id!r} is not continued here: its branch {branch!r} was adopted, and "
             f"goes on instead. Call that: .options(run_id={branch!r})"
@@ -985,13 +985,13 @@ class Starting:
         self._parts = callee.parts
         self._given = given
         self._store = store
+        # The id of the call's first run; a call with a given id needs none.
+        workflow = self._workflow
+        is_named = workflow.options.run_id is not None
+        self._first = "" if is_named else self._parts.base(given.name, workflow.label)
         self.resumed = settings.resume()
         self.said = self._workflow.options.start or settings.start() or None  # type: ignore[assignment]
         self.mode = "new" if settings.fresh() else self.said or "same"
-
-    @cached
-    def _first(self) -> str:
-        return self._parts.base(self._workflow.full_name, self._workflow.label)
 
     @cached
     def _older(self) -> list[str]:
@@ -1284,14 +1284,16 @@ class WorkflowCall(BoundCall):
         self, store: Store, run_id: str, *, parent: ActiveRun | None = None, **how: Any
     ) -> Invocation:
         """Return this call with the run that it means; ``how`` as for :class:`Invocation`."""
-        codec = self.options.recording(parent.facts.codec if parent is not None else "")
-        rewritten = self.workflow.rewritten()
+        data_only = settings.trusts_data_only()
+        outer = "json" if data_only else parent.facts.codec if parent is not None else ""
+        # Checkpoints are pickles: where only data is trusted, every run replays from the top.
+        rewritten = None if data_only else self.workflow.rewritten()
         return Invocation(
             self,
             store,
             run_id,
             parent=parent,
-            codec=codec,
+            codec=self.options.recording(outer),
             rewritten=rewritten,
             timeout=self.options.timeout,
             **how,
@@ -1702,7 +1704,7 @@ class TopLevel(WorkflowCall):
     def _choose_next(self) -> None:
         self._meant = next(self._runs)
         self.run_id = run_id = self._meant.run_id
-        if run_id == settings.resume():
+        if self._starting is not None and run_id == self._starting.resumed:
             self.resumes = self.resumes or memory.is_first(f"resumed {self.store.url} {run_id}")
 
     def _take(self, waited: bool) -> Recall | WorkflowRun:
@@ -1748,7 +1750,8 @@ class TopLevel(WorkflowCall):
             facts = opened.active.facts
             title = f"{facts.label}({facts.arguments})"
             shows = self.options.progress if debugged.look is None else False
-            self.display = _display(meant.run_id, title, shows)
+            if settings.progress() if shows is None else shows:
+                self.display = _display(meant.run_id, title)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.display is not None:
@@ -1791,10 +1794,8 @@ def next_run_id(
 
 
 @reports
-def _display(run_id: str, title: str, wanted: bool | None) -> Display | None:
-    """Show the progress of a run, if enabled and if there is a place for it."""
-    if not (settings.progress() if wanted is None else wanted):
-        return None
+def _display(run_id: str, title: str) -> Display | None:
+    """Show the progress of a run, if there is a place for it."""
     from stepwise._display.progress import Display, Doing  # on use: few runs show it
 
     return Display.of(Doing(run_id, title), True)

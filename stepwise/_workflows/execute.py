@@ -25,7 +25,7 @@ from stepwise._checkpoints.variables import Surroundings, dump_arguments
 from stepwise._execution import active_run, flows
 from stepwise._execution.outcomes import encode_changed
 from stepwise._execution.process_memory import look_at_code_again
-from stepwise._execution.tasks import carrier, drain, end_if_drained, joins, look_again, tasks_of
+from stepwise._execution.tasks import carrier, drain, end_if_drained, look_again, tasks_of
 from stepwise._journal.journal import entries_of, facts_of
 from stepwise._journal.projection import Calls
 from stepwise._journal.records import SUBMITTED, Call, Interrupted, RunFacts, Suspended
@@ -347,13 +347,14 @@ class _Ownership:
                 carrier.__exit__()
                 if not active_run.live_runs:
                     sigterms.end()
-                    end_if_drained()
+                    if sigterms.draining:
+                        end_if_drained()
 
     def enter_scope(self) -> None:
         # Keep the scope, not the token of the change: a Ctrl-C could come before it is stored.
         self._before = active_run.current_scope()
         active_run.scope_variable.set(active_run.Scope(self.active))
-        joins()
+        active_run.joins()
         self._leave = observers.enter_run(self.active.run_id)
 
     def leave_scope(self) -> None:
@@ -871,9 +872,14 @@ def _keyboard(error: KeyboardInterrupt) -> str:
     return "Ctrl-C" if type(error) is KeyboardInterrupt else str(error) or type(error).__name__
 
 
-@reports
 def report_unused(active: active_run.ActiveRun) -> None:
     """Report the recorded calls that a completed run did not call again."""
+    if active.pool.by_number:
+        _report_unused(active)
+
+
+@reports
+def _report_unused(active: active_run.ActiveRun) -> None:
     unused = active.pool.unused
     effects = [each.call for each in unused if each.may_have_happened]
     plain = Counter(each.call.name for each in unused if not each.may_have_happened)

@@ -1174,7 +1174,7 @@ class WorkflowFrame(Frame):
         """Return the pickled variables; report a failure and return ``None``."""
         try:
             payload = self._referring(values)
-            if self.active.secrets:
+            if not self.active.secrets.are_none:
                 self._refuse_secrets(values, payload)
             return payload
         except UnpicklableError as error:
