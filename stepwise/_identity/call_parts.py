@@ -59,7 +59,7 @@ def captured_parts(
     cells = _cells(function)
     if not cells:
         return {}, set()
-    rebound = _rebound(function)
+    rebound: set[int] | None = None
     parts: dict[str, bytes] = {}
     momentary = set()
     for name, cell in cells.items():
@@ -71,7 +71,9 @@ def captured_parts(
             if told is None:
                 continue
             parts[name] = told
-            if type(value) not in ATOMS or id(cell) in rebound:
+            if type(value) in ATOMS and rebound is None:
+                rebound = _rebound(function)
+            if type(value) not in ATOMS or id(cell) in (rebound or ()):
                 first_seen[name] = told
         if identity.is_momentary(value):
             momentary.add(name)
@@ -351,7 +353,7 @@ class CallParts(Parts):
         self._captured: dict[str, bytes] = {}
         self._held: dict[str, bytes] = {}
         self._by_class: list[str] = []
-        if not parameters.is_computed:
+        if not self.computed:
             self._encoded, self._defaulted, unknown = parameters.in_force(bound)
             self._by_class += [f"{name}=" for name in unknown]
             self.given = frozenset(self._encoded.keys() - set(self._defaulted))
@@ -435,7 +437,8 @@ class CallParts(Parts):
             return
         instance, extras = self._of_instance(module), self._extras()
         for kept in self._kept():
-            yield self._of_arguments(kept=kept), instance, *_combined(extras)
+            arguments = self._of_arguments(kept=kept) if kept else self.arguments
+            yield arguments, instance, *_combined(extras)
         first = self._of_arguments(kept=frozenset(self._defaulted))
         for name in extras:
             fewer = {each: held for each, held in extras.items() if each != name}
