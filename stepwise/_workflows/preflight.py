@@ -44,8 +44,8 @@ from stepwise._values.codec import JSON, decode
 from stepwise._values.data import parameter_types
 from stepwise._values.preview import error_text
 from stepwise._values.trees import found_at
-from stepwise._workflows.begin import counted_here, is_call_of
 from stepwise._workflows.definition import BoundCall, Definition
+from stepwise._workflows.other_runs import counted_here, is_call_of
 from stepwise._workflows.rerun import compared
 from stepwise._workflows.resume import (
     Fitting,
