@@ -1,7 +1,7 @@
 """Calls that wait for a time, a signal or a person: ``sleep``, ``sleep_until``, ``wait_for``.
 
 The record :class:`Waiting` is durable before the wait begins, so that a resumed run keeps the end
-and the ticket of the wait.
+and the ticket of the wait.  A run that can only wait for long suspends.
 """
 
 from __future__ import annotations

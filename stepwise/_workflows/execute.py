@@ -1,6 +1,7 @@
 """Execution of a workflow function to its end: plain, coroutine, generator, async generator.
 
-Also the cancellation and timeout of asynchronous runs, and the error of a cancelled run.
+Also the calls that nobody awaits, the cancellation and timeout of asynchronous runs, and the error
+of a cancelled run.
 """
 
 from __future__ import annotations
@@ -643,7 +644,7 @@ def check_awaited(active: active_run.ActiveRun, value: object) -> None:
     """Refuse to complete a workflow that forgot to await a call, or that returns a coroutine.
 
     Raises:
-        errors.NotRecordableError: the message names the call and its line.
+        NotRecordableError: the message names the call and its line.
     """
     forgotten = _give_up_forgotten(active)
     if forgotten:
