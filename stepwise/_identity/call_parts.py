@@ -149,15 +149,17 @@ class _Teller:
         return digest.encode((kind, *[self.tell(value) for value in values]))
 
     def _function(self, function: types.FunctionType, variable: str) -> bytes | None:
-        name, beside = own_name(function, self._of), self._is_beside(function, variable)
+        beside = self._is_beside(function, variable)
         if id(function) in self._met:
-            return None if beside else digest.encode(("met", name))
+            return None if beside else digest.encode(("met", own_name(function, self._of)))
         self._met[id(function)] = function
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         told = [self.tell(value) for value in defaults]
         told += [self.tell(cell.cell_contents, each) for each, cell in _cells(function).items()]
         held = [each for each in told if each is not None]
-        return None if beside and not held else digest.encode(("function", name, *held))
+        if beside and not held:
+            return None
+        return digest.encode(("function", own_name(function, self._of), *held))
 
 
 def plain_function(value: Any) -> types.FunctionType | None:
