@@ -559,8 +559,8 @@ def answered(
 def answer_in(message: Message, call: Call, approvers: Collection[Approver] = ()) -> Answered:
     """Return the record of an answer that the call takes now."""
     signature = message.value.decode("utf-8", "replace")
-    by = signer(approvers, signature) or message.by
-    said = message.approved, by, message.note, message.number, message.at
+    by = signer(approvers, signature) if approvers else ""
+    said = message.approved, by or message.by, message.note, message.number, message.at
     return Answered(call.number, message.name, *said, clock.now(), signature)
 
 

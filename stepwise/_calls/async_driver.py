@@ -28,8 +28,8 @@ from stepwise._calls.driver import (
     timed_out,
     write,
 )
-from stepwise._execution.active_run import scope_variable
-from stepwise._execution.tasks import joins, many
+from stepwise._execution.active_run import joins, scope_variable
+from stepwise._execution.tasks import many
 from stepwise._runtime import observers
 
 

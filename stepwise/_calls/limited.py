@@ -52,9 +52,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.driver import Attempt, Core, Operation, Result, Wait, Write, drive, is_body
 from stepwise._calls.rate_limits import LeftOfLimit, refused_for
+from stepwise._calls.waiting import seconds_to_suspension, suspend
 from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.flows import Gong
-from stepwise._execution.suspension import seconds_to_suspension, suspend
 from stepwise._execution.waits import Parked
 from stepwise._journal.journal import seal_for, shown_call, shown_waiting
 from stepwise._journal.ledger import Figures, Ledger, Over

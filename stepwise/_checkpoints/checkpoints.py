@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from stepwise._checkpoints.references import (
+    NOTHING_NEEDED,
     KnownValues,
     Needs,
     Reader,
@@ -235,10 +236,11 @@ class Checkpoints:
         if prunes:
             after = facts._replace(pruned=behind)
             gone += self._beside_ended_calls(kept[0], state)
-        referred = needs.header()
+        if needs is not NOTHING_NEEDED:
+            state = state._replace(needs=needs.header())
         self._journal.put(
             name,
-            (state._replace(needs=referred) if referred else state).header(),
+            state.header(),
             payload,
             also={chunk_name(number): data for number, data in chunks.items()} if chunks else None,
             delete=tuple(gone),
@@ -246,7 +248,8 @@ class Checkpoints:
             head=after if prunes else None,
         )
         self._names, self._refused = kept, []
-        references.stored(needs)
+        if needs is not NOTHING_NEEDED:
+            references.stored(needs)
         return after
 
     def _is_shared(self, facts: RunFacts) -> bool:

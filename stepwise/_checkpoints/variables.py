@@ -309,9 +309,11 @@ class _GivenObjects:
         if type(value) in _DATA:
             reference: Any = functools.partial(_itself, value)
         else:
-            if is_synchronizer(value):
+            if type(value) in _PARTS:
+                pass  # a function, a method, a cell
+            elif is_synchronizer(value):
                 before = snapshot(value)
-            elif found.is_open and type(value) not in _PARTS:
+            elif found.is_open:
                 held = attributes(value)
                 before = frozenset(name for name in held if held[name] is not None)
             try:
@@ -416,6 +418,8 @@ _NATIVE = (list, dict, set, bytearray)
 
 COLLECTIONS = (*_NATIVE, deque)
 """Types of arguments whose contents are restored in place."""
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class Surroundings:
@@ -523,6 +527,17 @@ class Surroundings:
             if not any(map(path.startswith, secret)):
                 around.arguments.setdefault(path, value)
         return around
+
+    @classmethod
+    def of_call(
+        cls,
+        bound: Mapping[str, Any],
+        instance: object = None,
+        function: Callable[..., Any] | None = None,
+        secret: Mapping[str, Any] = _NOTHING,
+    ) -> Surroundings:
+        """Return the mutable arguments of a call of ``function`` that has these secrets."""
+        return cls(arguments=cls.mutable(bound, instance), function=function, secret=secret)
 
     @staticmethod
     def mutable(bound: Mapping[str, Any], instance: object) -> dict[str, Any]:
@@ -633,7 +648,6 @@ def class_of_kind(kind: str) -> str:
 
 
 _NONE_ENTERED: Mapping[int, int] = {}
-_NOTHING: Mapping[str, Any] = {}
 _TAKEN = "="  # before the kind of an object that the new call has to give
 
 
@@ -938,6 +952,20 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
             found, others = (_without if around.given is None else _set_apart)(values, around)
             if found or not others:
                 raise UnpicklableError(found or {"?": (None, error_text(error))}) from error
+
+
+def dump_arguments(around: Surroundings) -> Data:
+    """Return the contents of the arguments, as far as they can be recorded."""
+    left = around
+    while left.arguments:
+        try:
+            return dump_values({}, left)
+        except UnpicklableError as error:
+            kept = {n: v for n, v in left.arguments.items() if n not in error.culprits}
+            if len(kept) == len(left.arguments):
+                break
+            left = left.holding(kept)
+    return b""
 
 
 def _without(values: Mapping[str, Any], around: Surroundings) -> tuple[Culprits, bool]:

@@ -331,7 +331,8 @@ class Steering:
     @property
     def left(self) -> float | None:
         """The seconds that remain until the first timeout ends; ``None`` without a timeout."""
-        found = [left for each in self._outward if (left := each._end.left()) is not None]
+        ends = [each._end for each in self._outward if each._until is not None]
+        found = [left for end in ends if (left := end.left()) is not None]
         return min(found, default=None)
 
     # -- asking ----------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ class Steering:
 
     def look(self) -> None:
         """Check whether the run must end: its timeout is over, or somebody cancelled it."""
-        left = self._end.left()
+        left = self._end.left() if self._until is not None else None
         if left is not None and left <= 0:
             self.ask(_timed_out(self.run.facts, self._timeout))
         elif not self._outer and time.monotonic() >= self.next_look:
@@ -657,6 +658,16 @@ left_branch: ContextVar[str] = ContextVar("stepwise_left_branch", default="")
 """The branch whose code has started this code in the background."""
 
 
+def joins() -> None:
+    """Note that the current task, if any, sees a run that it did not see when it was created.
+
+    Call this in code that sets the scope, or that resets it from ``None``.
+    """
+    scope, task = current_scope(), asyncio_state.current()
+    if scope is not None and task is not None:
+        scope.run.root.flows.tasks.add(weakref.ref(task))
+
+
 def branch_around() -> str:
     """Return the branch in which code is executed where no run is visible; empty if in none.
 
@@ -716,7 +727,7 @@ class ActiveRun:
         facts: records.RunFacts,
         locator: Locator,
         parent: ActiveRun | None,
-        secrets: Secrets | None = None,
+        secrets: Secrets,
         budget: Budget | None = None,
         is_new: bool = False,
     ) -> None:
@@ -724,7 +735,7 @@ class ActiveRun:
         self.journal = journal
         self.facts, self.run_id = facts, facts.run_id
         self.effects: str = (facts if parent is None else parent).effects  # see RunFacts
-        self.secrets: Secrets = parent.secrets if parent is not None else secrets or Secrets()
+        self.secrets: Secrets = parent.secrets if parent is not None else secrets
         self.codec = codec.Codec(facts.codec, self.secrets)
         self.subjects = Subjects(facts.run_id)
         self.pool, self.parent = Pool(state=self.subjects.state), parent

@@ -244,31 +244,6 @@ def load_outcome(
 # -- arguments that a call changes ---------------------------------------------------------------
 
 
-def surroundings(
-    bound: Mapping[str, Any],
-    instance: object = None,
-    function: Callable[..., Any] | None = None,
-    secret: Mapping[str, Any] = _NOTHING,
-) -> Surroundings:
-    """Return the mutable arguments of a call of ``function`` that has these secrets."""
-    arguments = Surroundings.mutable(bound, instance)
-    return Surroundings(arguments=arguments, function=function, secret=secret)
-
-
-def record_arguments(around: Surroundings) -> Data:
-    """Return the contents of the arguments, as far as they can be recorded."""
-    left = around
-    while left.arguments:
-        try:
-            return variables.dump_values({}, left)
-        except variables.UnpicklableError as error:
-            kept = {n: v for n, v in left.arguments.items() if n not in error.culprits}
-            if len(kept) == len(left.arguments):
-                break
-            left = left.holding(kept)
-    return b""
-
-
 def encode_changed(
     codec: Codec,
     told: Any,
@@ -374,7 +349,7 @@ def record_inputs(
     values = {**({method: instance} if method else {}), **bound}
     if codec.data_only:
         return _as_data(codec, function, values, method, missing), JSON, _NOTHING
-    around = surroundings(bound, instance, function, secret)
+    around = Surroundings.of_call(bound, instance, function, secret)
     while True:
         try:
             whole = {**values, ABOUT: (method, missing)}
@@ -394,7 +369,7 @@ def record_inputs(
             for name, root in roots
         }
         if not less and found.keys().isdisjoint(values):
-            return data or record_arguments(around), PYTHON, _versions_of(around.classes)
+            return data or variables.dump_arguments(around), PYTHON, _versions_of(around.classes)
         missing.update(found)
         values = {name: value for name, value in values.items() if name not in found}
 

@@ -34,7 +34,6 @@ import os
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -132,16 +131,6 @@ look_again = _known.forget
 def _scope_of(task: Any) -> active_run.Scope | None:
     context = asyncio_state.context_of(task)
     return context.get(active_run.scope_variable) if context is not None else None
-
-
-def joins() -> None:
-    """Note that the current task, if any, sees a run that it did not see when it was created.
-
-    Call this in code that sets the scope, or that resets it from ``None``.
-    """
-    scope, task = active_run.current_scope(), asyncio_state.current()
-    if scope is not None and task is not None:
-        scope.run.root.flows.tasks.add(weakref.ref(task))
 
 
 def many(run: active_run.ActiveRun) -> bool:
@@ -356,7 +345,7 @@ def background() -> Iterator[None]:
     finally:
         active_run.left_branch.reset(marked)
         active_run.scope_variable.reset(token)
-        joins()  # the task may have been examined meanwhile
+        active_run.joins()  # the task may have been examined meanwhile
 
 
 # -- draining -------------------------------------------------------------------------------------

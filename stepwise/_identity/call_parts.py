@@ -59,7 +59,7 @@ def captured_parts(
     cells = _cells(function)
     if not cells:
         return {}, set()
-    rebound = _rebound(function)
+    rebound: set[int] | None = None
     parts: dict[str, bytes] = {}
     momentary = set()
     for name, cell in cells.items():
@@ -71,7 +71,9 @@ def captured_parts(
             if told is None:
                 continue
             parts[name] = told
-            if type(value) not in ATOMS or id(cell) in rebound:
+            if type(value) in ATOMS and rebound is None:
+                rebound = _rebound(function)
+            if type(value) not in ATOMS or id(cell) in (rebound or ()):
                 first_seen[name] = told
         if identity.is_momentary(value):
             momentary.add(name)
@@ -147,15 +149,17 @@ class _Teller:
         return digest.encode((kind, *[self.tell(value) for value in values]))
 
     def _function(self, function: types.FunctionType, variable: str) -> bytes | None:
-        name, beside = own_name(function, self._of), self._is_beside(function, variable)
+        beside = self._is_beside(function, variable)
         if id(function) in self._met:
-            return None if beside else digest.encode(("met", name))
+            return None if beside else digest.encode(("met", own_name(function, self._of)))
         self._met[id(function)] = function
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         told = [self.tell(value) for value in defaults]
         told += [self.tell(cell.cell_contents, each) for each, cell in _cells(function).items()]
         held = [each for each in told if each is not None]
-        return None if beside and not held else digest.encode(("function", name, *held))
+        if beside and not held:
+            return None
+        return digest.encode(("function", own_name(function, self._of), *held))
 
 
 def plain_function(value: Any) -> types.FunctionType | None:
@@ -351,7 +355,7 @@ class CallParts(Parts):
         self._captured: dict[str, bytes] = {}
         self._held: dict[str, bytes] = {}
         self._by_class: list[str] = []
-        if not parameters.is_computed:
+        if not self.computed:
             self._encoded, self._defaulted, unknown = parameters.in_force(bound)
             self._by_class += [f"{name}=" for name in unknown]
             self.given = frozenset(self._encoded.keys() - set(self._defaulted))
@@ -435,7 +439,8 @@ class CallParts(Parts):
             return
         instance, extras = self._of_instance(module), self._extras()
         for kept in self._kept():
-            yield self._of_arguments(kept=kept), instance, *_combined(extras)
+            arguments = self._of_arguments(kept=kept) if kept else self.arguments
+            yield arguments, instance, *_combined(extras)
         first = self._of_arguments(kept=frozenset(self._defaulted))
         for name in extras:
             fewer = {each: held for each, held in extras.items() if each != name}

@@ -21,7 +21,7 @@ from typing import Any
 
 from stepwise._identity.call_parts import plain_function, shape_digest
 from stepwise._identity.clients import is_foreign_module
-from stepwise._identity.versions import UNKNOWN, Version, digest_of, lines_of
+from stepwise._identity.versions import UNKNOWN, Version, lines_of
 from stepwise._rewrite.build import codes_within
 from stepwise._rewrite.reading import (
     CLASSES,
@@ -35,7 +35,14 @@ from stepwise._rewrite.reading import (
     literal,
     members,
 )
-from stepwise._rewrite.source import FUNCTIONS, Definition, Source, definition_at, parsed
+from stepwise._rewrite.source import (
+    FUNCTIONS,
+    Definition,
+    Source,
+    definition_at,
+    parsed,
+    text_digest,
+)
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import is_ours
@@ -114,9 +121,9 @@ def versions_of(classes: Iterable[type]) -> dict[str, str]:
 
 
 def _version(texts: Mapping[str, Iterable[str]], files: Mapping[str, str] | None = None) -> Version:
-    parts = {name: digest_of("\n".join(each)) for name, each in texts.items()}
+    parts = {name: text_digest("\n".join(each)) for name, each in texts.items()}
     told = "\n".join(sorted(f"{name} {digest}" for name, digest in parts.items()))
-    return Version(digest_of(told), parts, files or {})
+    return Version(text_digest(told), parts, files or {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,7 +259,7 @@ class _Module:
     @cached
     def digest(self) -> str:
         """The digest of the text."""
-        return digest_of(self.text)
+        return text_digest(self.text)
 
     @property
     def name(self) -> str:

@@ -23,14 +23,13 @@ the functions that the module has.
 
 from __future__ import annotations
 
-import hashlib
 import linecache
 import os
 import sys
 import time
 from collections.abc import Mapping
 
-from stepwise._rewrite.source import Source
+from stepwise._rewrite.source import Source, text_digest
 from stepwise._runtime.facts import NamedTuple
 
 _BEGAN = time.time()  # the modules of the project are imported about then, or later
@@ -68,7 +67,7 @@ class Version(NamedTuple):
         if others and not others <= {getattr(m, "__file__", "") for m in [*sys.modules.values()]}:
             return False
         return all(
-            digest_of("".join(lines_of(file, source) or ())) == digest
+            text_digest("".join(lines_of(file, source) or ())) == digest
             for file, digest in self.files.items()
         )
 
@@ -92,8 +91,3 @@ def lines_of(file: str, source: Source | None) -> list[str] | None:
     except OSError:
         return linecache.getlines(file)  # a notebook cell, whose text never changes
     return linecache.getlines(file)
-
-
-def digest_of(text: str) -> str:
-    """Return 8 characters for a text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

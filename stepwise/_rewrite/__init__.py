@@ -25,7 +25,7 @@ boundaries, and can begin at one::
 ``source``     a function's source, taken when its decorator runs: its syntax tree, its statements
                by position, a fingerprint of the code
 ``statements`` what statements call, and the variables that they can make again
-``frame``      the protocol between a rewritten function and the code that resumes it
+``frame``      a rewritten function, and its protocol with the code that resumes it
 ``transform``  the rewrite of a body, and its hidden names
 ``build``      from the rewritten tree to a function
 ``cells``      the names that a notebook cell reads, binds and defines; imported on use

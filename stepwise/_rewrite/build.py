@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stepwise._rewrite.frame import enter, visible
+from stepwise._rewrite.frame import Rewritten, enter, visible
 from stepwise._rewrite.source import FunctionNode, Source, capture, yields
 from stepwise._rewrite.transform import (
     ASKS,
@@ -24,7 +24,6 @@ from stepwise._rewrite.transform import (
     TARGET,
     VALUES,
     VISIBLE,
-    Rewritten,
     announce,
     ask,
     complete,

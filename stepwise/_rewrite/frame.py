@@ -1,18 +1,125 @@
-"""The protocol between a rewritten function and the code that resumes it.
+"""A rewritten function: its points, and the protocol with the code that resumes it.
 
-The base class saves nothing: a function that runs under it behaves like the original.
+The base class of frames saves nothing: a function that runs under it behaves like the original.
 """
 
 from __future__ import annotations
 
+import ast
 import builtins
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from types import AsyncGeneratorType
+from types import AsyncGeneratorType, CodeType, FunctionType
 from typing import Any
 
+from stepwise._rewrite.source import FunctionNode, walk
+from stepwise._rewrite.statements import Ahead, made_by_calls
+from stepwise._runtime.facts import NamedTuple
 from stepwise._values.reducers import Iterating, gives_itself
+
+# -- the function ---------------------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """A statement boundary.
+
+    Args:
+        position: ``after PATH`` (that statement is done) or ``enter PATH`` (that block begins).
+        line: the line of the finished statement, or of the block's first statement.
+        withs: numbers of the ``with`` statements around the boundary.
+        loops: hidden iterators of the loops around the boundary.
+    """
+
+    position: str
+    line: int
+    withs: tuple[int, ...] = ()
+    loops: tuple[str, ...] = ()
+
+
+class With(NamedTuple):
+    """A ``with`` statement that can be entered.
+
+    Args:
+        line: its line in the file.
+        names: the names that its ``as`` clauses bind.
+        released: the bound names that no code outside the statement mentions.
+    """
+
+    line: int
+    names: tuple[str, ...]
+    released: tuple[str, ...]
+
+
+class Reading(NamedTuple):
+    """A loop that reads a file.
+
+    Args:
+        code: the iterable of the loop as an expression that also opens the file.
+        within: the ``with`` statement that opens the file; ``None`` if the head of the loop does.
+    """
+
+    code: CodeType
+    within: int | None
+
+
+class Rewritten:
+    """A function that can be entered at its points, and the facts about them.
+
+    Args:
+        function: the original; once it is built, the function that can be entered.
+        node: the function's tree, as it is before the rewrite.
+
+    Attributes:
+        made: variables that a resume may make again, by name.
+        assigned: the globals that the function or a function inside it declares.
+        stored: the attributes of variables that the function assigns, as ``self.name``.
+        variables: the function's own variables, and the variables of enclosing functions that it
+            names.
+        points: by number, from 1.
+        blocks: paths of the branches, by the number of their hidden variable, from 0.
+        withs: by number, from 0.
+        loops: hidden iterators, with the line of their loop.
+        ahead: the code executed after each point that can save, by the point's number; under 0 the
+            code that the function begins with.
+        heads: by hidden iterator, the iterables of the loops that could be begun again.
+        files: by hidden iterator, the loops among them that read a file.
+    """
+
+    variables: frozenset[str]
+
+    def __init__(self, function: FunctionType, node: FunctionNode) -> None:
+        self.function = function
+        self.made = made_by_calls(node)
+        globals_ = [each for each in walk(node) if isinstance(each, ast.Global)]
+        self.assigned = frozenset(name for each in globals_ for name in each.names)
+        self.stored = _attributes_stored(node)
+        self.points: dict[int, Point] = {}
+        self.blocks: list[str] = []
+        self.withs: list[With] = []
+        self.loops: dict[str, int] = {}
+        self.ahead: dict[int, Ahead] = {}
+        self.heads: dict[str, Ahead] = {}
+        self.files: dict[str, Reading] = {}
+
+    def number(self, position: str) -> int | None:
+        """Return the number of the point at a structural position, or ``None`` if there is none."""
+        return next((n for n, point in self.points.items() if point.position == position), None)
+
+
+def _attributes_stored(node: FunctionNode) -> frozenset[str]:
+    """Return the attributes of variables that a function assigns, as ``self.name``."""
+    return frozenset(
+        f"{each.value.id}.{each.attr}"
+        for each in walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+    )
+
+
+# -- the frame ------------------------------------------------------------------------------------
+
 
 pending: ContextVar[Frame | None] = ContextVar("stepwise_pending_frame", default=None)
 """The frame for the next rewritten function that is entered in this context."""

@@ -519,6 +519,11 @@ def _way_to(
 # -- fingerprints ----------------------------------------------------------------------------------
 
 
+def text_digest(text: str) -> str:
+    """Return 8 characters for a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
 def fingerprint(node: FunctionNode) -> str:
     """Return a digest of the code; comments, layout, docstrings and annotations do not count."""
     parts = [type(node).__name__, node.name, _canonical(node.args)]

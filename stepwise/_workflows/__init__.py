@@ -5,6 +5,6 @@ module of this room: tests/test_layers.py says what else a public package may im
 
 The modules, each importing only from those before it::
 
-    outlook definition frame execute resume debugged begin handles rerun preflight
-    submitted schedules engines up workflow best_of evaluation host
+    outlook definition other_runs frame execute resume debugged begin handles rerun
+    preflight submitted schedules engines up workflow best_of evaluation host
 """

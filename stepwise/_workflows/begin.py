@@ -5,9 +5,8 @@ top-level run.  A run id given by the user names the run.  Otherwise ``start=`` 
 these arguments (``"same"``), the newest unfinished run (``"unfinished"``), or a new run
 (``"new"``).  ``run_id_for`` uses the same code.
 
-A run belongs to a workflow by the script's path or the module's name, and the function's name.  A
-new run reports unfinished runs of the workflow, and of workflows whose names are gone.  If the new
-run would repeat recorded side effects, the call is refused.
+A run belongs to a workflow by the script's path or the module's name, and the function's name (see
+``other_runs``).
 
 If another thread or process executes the run, the call is refused or waits.  The wait yields
 operations like the call of a step, so that a thread sleeps and a task awaits.  An owner in another
@@ -19,14 +18,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import linecache
 import os
-import re
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -34,6 +30,7 @@ from stepwise import errors
 from stepwise._calls.call import Performance, Performer
 from stepwise._calls.driver import Core, Result, Sleep, drive
 from stepwise._checkpoints.checkpoints import spent_so_far
+from stepwise._checkpoints.variables import Surroundings, dump_arguments
 from stepwise._execution.active_run import (
     ActiveRun,
     Scope,
@@ -45,29 +42,20 @@ from stepwise._execution.active_run import (
 from stepwise._execution.flows import Gong
 from stepwise._execution.location import Locator
 from stepwise._execution.outcomes import (
-    load_inputs,
     load_outcome,
-    record_arguments,
     record_inputs,
-    surroundings,
 )
 from stepwise._execution.process_memory import Given, memory
 from stepwise._execution.process_memory import command as process_command
 from stepwise._identity import identity as _identity
-from stepwise._identity.call_parts import Parts
-from stepwise._identity.identity import CLASS, KEY, Parameters, captured, shown_parts
+from stepwise._identity.identity import Parameters, captured, shown_parts
 from stepwise._identity.module_names import (
     canonical_module,
-    file_of,
-    holds_name,
-    other_places,
-    place_of,
 )
 from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
 from stepwise._journal.seal import Seal, anchor_of
-from stepwise._journal.summary import course_of
 from stepwise._matching.subjects import Identity, Watched
 from stepwise._rewrite.source import Points
 from stepwise._runtime import asyncio_state, observers, settings
@@ -75,8 +63,6 @@ from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
 from stepwise._runtime.messages import (
     count,
-    is_ours,
-    kernel_shell,
     notice,
     reports,
     shell_word,
@@ -86,9 +72,8 @@ from stepwise._values import digest as _digest
 from stepwise._values.codec import Codec
 from stepwise._values.digest import dotted
 from stepwise._values.preview import Secrets
-from stepwise._values.trees import ATOMS
 from stepwise._values.unpickling import Data, check_trust
-from stepwise._workflows.definition import BoundCall, Callee, Definition, Start, is_defined
+from stepwise._workflows.definition import BoundCall, Definition, Start, is_defined
 from stepwise._workflows.execute import (
     Invocation,
     OpenedRun,
@@ -104,234 +89,6 @@ if TYPE_CHECKING:
     from stepwise._calls.limited import Turn
     from stepwise._display.progress import Display
     from stepwise._runs.run import Run
-
-
-# -- other runs -----------------------------------------------------------------------------------
-
-
-def is_call_of(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> bool:
-    """Return whether a run belongs to this call of a workflow, which may have been moved.
-
-    Args:
-        old: the run's facts, as from :func:`counted_here`.
-    """
-    workflow = callee.workflow
-    if old.digest != callee.digest:
-        return False
-    return (
-        old.workflow == workflow.full_name
-        or _was_moved(old, workflow.full_name, workflow.code)
-        or journals.is_of_file(store, seal, old, workflow.other_names, workflow.file)
-        or _was_renamed(store, seal, old, workflow.function.__module__)
-    )
-
-
-def counted_here(store: Store, seal: Seal, old: RunFacts, callee: Callee) -> RunFacts:
-    """Return a run's facts with the digest and the parts that its arguments have in this program.
-
-    The classes of a script count by the script's name.  If that name has changed, the recorded
-    arguments are loaded and counted again, to compare them with the arguments of ``callee``.
-    """
-    workflow = callee.workflow
-    if not isinstance(callee, BoundCall) or not _was_moved(old, workflow.full_name, workflow.code):
-        return old
-    parameters = callee.workflow.parameters
-    try:
-        inputs = load_inputs(store, seal, old._replace(workflow=workflow.full_name))
-        instance, args, kwargs = parameters.call_of(inputs.whole(), inputs.method)
-        call = BoundCall(callee.workflow, instance, args, kwargs)
-    except Exception:  # arguments do not load or fit, or the user's classes or key= raise
-        return old
-    counted = {
-        name: short
-        for name, short in call.parts.recorded.items()
-        if name in (*inputs.values, CLASS, KEY) or name.startswith("self.")
-    }
-    parts = old.parts and {name: counted.get(name, short) for name, short in old.parts.items()}
-    return old._replace(digest=call.digest, parts=parts)
-
-
-def _differs_plainly(old: RunFacts, callee: Callee) -> bool:
-    """Return whether a number or a text among the arguments differs, in any program."""
-    return isinstance(callee, BoundCall) and any(
-        type(callee.bound.get(name, callee)) in ATOMS for name in callee.parts.differing(old.parts)
-    )
-
-
-def _was_moved(old: RunFacts, workflow: str, code: str) -> bool:
-    """Return whether a run belongs to a workflow with the same code, in a script that is gone."""
-    place = journals.place_of_run(old)
-    return (
-        bool(code)
-        and old.code == code
-        and workflow.endswith(f":{old.label}")
-        and os.path.isabs(place)
-        and not os.path.exists(place)
-    )
-
-
-def _was_renamed(store: Store, seal: Seal, old: RunFacts, module: str) -> bool:
-    """Return whether a run belongs to a workflow that its module no longer has.
-
-    The answer is False in a notebook, whose other cells may not have been executed yet.
-
-    Args:
-        module: the module of the workflow that is called now.
-    """
-    label = old.label
-    names = [f"{place}:{label}" for place in (place_of(module), *other_places(module))]
-    if old.workflow not in names or kernel_shell():
-        return False
-    if holds_name(module, label.partition(".")[0]) or is_defined(module, label):
-        return False
-    file = file_of(module)
-    is_here = journals.place_of_run(old) == place_of(module) or journals.is_of_file(
-        store, seal, old, names, file
-    )
-    return is_here and not _may_be_made(file, label)
-
-
-def _may_be_made(file: str, label: str) -> bool:
-    """Return whether a file contains a function or workflow of that name, not yet defined."""
-    text = "".join(linecache.getlines(file)) if file else ""
-    last = re.escape(label.rpartition(".")[2])
-    given = re.escape(label)
-    return bool(re.search(rf"def\s+{last}\b|name\s*=\s*(['\"]){given}\1", text))
-
-
-# -- unfinished runs beside a new one ------------------------------------------------------------
-
-
-def look_beside(
-    store: Store, seal: Seal, new: RunFacts, callee: Callee, *, is_asked_for: bool
-) -> None:
-    """Report unfinished runs beside a new run of the same workflow, which may be a mistake.
-
-    Runs of a missing workflow with equal parts are reported, too: it may have been renamed.
-
-    Args:
-        is_asked_for: True if the user asked for a new run, or chose its id.
-
-    Raises:
-        RunConflictError: a run of a missing workflow has side effects that this run may repeat.
-    """
-    if not is_ours(callee.workflow.source.filename):
-        _tell_of_unfinished(store, seal, new, callee.parts)
-    for old in _under_other_names(store, seal, new, callee) or ():
-        effects = _effects_of(store, seal, old)
-        resume = f"STEPWISE_RESUME={shell_word(old.run_id)}, or .options(run_id={old.run_id!r})"
-        beside, place = f"{old.run_id}({old.arguments}){effects} of", journals.place_of_run(old)
-        if is_moved := _was_moved(old, new.workflow, new.code):
-            beside += (
-                f" the same code in {place}, which no longer exists. To resume that run instead: "
-                f"{resume}"
-            )
-        else:
-            beside += (
-                f" a workflow {old.label!r}, which is no longer in {place}. If {new.label!r} is "
-                f"the same one, to resume that run instead: {resume}; for all its runs: "
-                f"@workflow(name={old.label!r})"
-            )
-        if is_moved or is_asked_for or not effects:
-            if memory.is_first(f"unfinished {old.run_id} beside {new.workflow}"):
-                notice(f"{new.run_id} starts; unfinished: {beside}")
-            continue
-        raise errors.RunConflictError(
-            f"{new.label}({new.arguments}) would begin a new run beside an unfinished one whose "
-            f"side effects it may repeat: {beside}. If it is another workflow, begin a new run "
-            f"all the same: .options(fresh=True), or STEPWISE_FRESH=1; stepwise forget "
-            f"{shell_word(old.run_id)} deletes the unfinished one",
-            run_id=old.run_id,
-            recorded=f"{old.label}({old.arguments})",
-            given=f"{new.label}({new.arguments})",
-        )
-
-
-@reports
-def _tell_of_unfinished(store: Store, seal: Seal, new: RunFacts, parts: Parts | None) -> None:
-    heads = journals.unfinished_heads(store, seal, new.workflow)
-    unfinished = [old for old in _begun(seal, heads, _BESIDE) if store.owner(old.run_id) is None]
-    if unfinished:
-        newest = max(unfinished, key=lambda facts: facts.updated_at)
-        more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
-        notice(
-            f"{new.run_id} starts; unfinished beside it: {newest.run_id}({newest.arguments})"
-            f"{_effects_of(store, seal, newest)}{more}. "
-            f"{_difference(new, newest, parts)}; stepwise forget deletes it"
-        )
-
-
-def _difference(new: RunFacts, old: RunFacts, parts: Parts | None) -> str:
-    """Return how an unfinished run differs from a new one, and how to resume it."""
-    differing = parts.differing(old.parts, momentary=True) if parts is not None else []
-    edited = ", its code has changed" if old.code and new.code and old.code != new.code else ""
-    if differing:
-        return f"It differs in {shown_parts(differing)}{edited}; called as it was, it resumes"
-    if old.digest != new.digest:
-        return f"Its arguments differ{edited}; called with them, it resumes"
-    return (
-        f"Its arguments are equal{edited}. To resume it: .options(run_id={old.run_id!r}), or "
-        "start='unfinished'"
-    )
-
-
-_MOST = 1000  # unfinished runs that the search examines, once for each workflow and process
-_BESIDE = 30  # unfinished runs of the same workflow that are examined: each costs an owner look-up
-
-_of_gone: dict[tuple[str, str], list[RunFacts]] = {}
-"""The unfinished runs of missing workflows, by store and by the workflow that may replace them."""
-_counted: dict[tuple[str, str], dict[str, RunFacts]] = {}
-"""The runs of ``_of_gone`` whose arguments were loaded and counted here, by run id."""
-
-
-@reports
-def _under_other_names(store: Store, seal: Seal, new: RunFacts, callee: Callee) -> list[RunFacts]:
-    """Return the unfinished runs that this call may have begun under another name."""
-    workflow, digest, parts = callee.workflow, callee.digest, callee.parts
-    module, key = workflow.function.__module__, (store.url, new.workflow)
-    if key not in _of_gone:
-        _of_gone[key] = [
-            old
-            for old in _begun(seal, store.heads(unfinished=True), _MOST)
-            if _was_moved(old, new.workflow, new.code) or _was_renamed(store, seal, old, module)
-        ]
-    alike = [old for old in _of_gone[key] if not _differs_plainly(old, callee)]
-    counted = _counted.setdefault(key, {})
-    for old in alike:
-        if old.run_id not in counted:
-            counted[old.run_id] = counted_here(store, seal, old, callee)
-    equal = [
-        old
-        for old in (counted[each.run_id] for each in alike)
-        if old.digest == digest and not (parts is not None and parts.differing(old.parts))
-    ]
-    now = [
-        journals.facts_of(store, seal, old.run_id)
-        for old in equal
-        if store.owner(old.run_id) is None
-    ]
-    return [facts for facts in now if facts is not None and facts.status != "completed"]
-
-
-def _begun(seal: Seal, heads: Iterable[Head], most: int) -> Iterator[RunFacts]:
-    """Yield the top-level runs of these heads that a call may continue, but those of this process.
-
-    Args:
-        most: the number of heads that are examined.
-    """
-    mine = {run.run_id for run in list(live_runs)}
-    for head in itertools.islice(heads, most):
-        # Runs of this process are skipped without asking the store, which may be remote.
-        facts = journals.open_head(seal, head) if head.run_id not in mine else None
-        if facts is not None and not (facts.parent or facts.is_branch):
-            yield facts
-
-
-def _effects_of(store: Store, seal: Seal, facts: RunFacts) -> str:
-    """Return the side effects of a run, in words; empty if it had none."""
-    effects = Counter(course_of(store, seal, facts).effects)
-    told = ", ".join(f"{name} x{count}" for name, count in effects.most_common(4))
-    return f" with side effects {told}" if told else ""
 
 
 # -- opening --------------------------------------------------------------------------------------
@@ -556,7 +313,7 @@ def _result(call: Invocation, seal: Seal, facts: RunFacts) -> Recall | None:
         return None
     callee = call.callee
     function = callee.workflow.function
-    around = surroundings(callee.bound, callee.instance, function, callee.secret)
+    around = Surroundings.of_call(callee.bound, callee.instance, function, callee.secret)
     value = load_outcome(Codec(call.codec), end, around, callee.workflow.returns).value
     if call.parent is None and not call.waited:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.at))
@@ -635,6 +392,8 @@ def check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     Raises:
         RunConflictError: the message names the parts that differ.
     """
+    from stepwise._workflows.other_runs import counted_here, is_call_of  # on use
+
     callee, workflow = call.callee, call.callee.workflow
     facts = counted_here(call.store, seal, facts, callee)
     is_call = is_call_of(call.store, seal, facts, callee)
@@ -682,8 +441,8 @@ def _take_up(
     """
     callee, is_new = call.callee, facts is None
     secrets = secrets_of(call)
-    around = surroundings(callee.bound, callee.instance, secret=callee.secret)
-    before = bytes(record_arguments(around))
+    around = Surroundings.of_call(callee.bound, callee.instance, secret=callee.secret)
+    before = bytes(dump_arguments(around))
     began: tuple[Started, Data] | None = None
     if facts is None:
         if call.parent is None:
@@ -735,6 +494,8 @@ def _start(
 ) -> tuple[RunFacts, tuple[Started, Data]]:
     started, payload, facts = beginning(call, secrets)
     if call.parent is None:
+        from stepwise._workflows.other_runs import look_beside  # on use: a resume needs it not
+
         asked = call.explicit or call.anew or not isinstance(call.callee.workflow, Definition)
         look_beside(call.store, journal.seal, facts, call.callee, is_asked_for=asked)
     trace = observers.begin_trace(facts, facts.trace, current_scope())
@@ -986,13 +747,13 @@ class Starting:
         self._parts = callee.parts
         self._given = given
         self._store = store
+        # The id of the call's first run; a call with a given id needs none.
+        workflow = self._workflow
+        is_named = workflow.options.run_id is not None
+        self._first = "" if is_named else self._parts.base(given.name, workflow.label)
         self.resumed = settings.resume()
         self.said = self._workflow.options.start or settings.start() or None  # type: ignore[assignment]
         self.mode = "new" if settings.fresh() else self.said or "same"
-
-    @cached
-    def _first(self) -> str:
-        return self._parts.base(self._workflow.full_name, self._workflow.label)
 
     @cached
     def _older(self) -> list[str]:
@@ -1089,6 +850,8 @@ class Starting:
                     f"such run in {url}. Whole ids are listed by: stepwise runs"
                 )
             return False
+        from stepwise._workflows.other_runs import counted_here, is_call_of  # on use
+
         facts = counted_here(self._store, self._seal, facts, self._callee)
         if self._parts.differing(facts.parts, growing=False):
             return False
@@ -1285,14 +1048,16 @@ class WorkflowCall(BoundCall):
         self, store: Store, run_id: str, *, parent: ActiveRun | None = None, **how: Any
     ) -> Invocation:
         """Return this call with the run that it means; ``how`` as for :class:`Invocation`."""
-        codec = self.options.recording(parent.facts.codec if parent is not None else "")
-        rewritten = self.workflow.rewritten()
+        data_only = settings.trusts_data_only()
+        outer = "json" if data_only else parent.facts.codec if parent is not None else ""
+        # Checkpoints are pickles: where only data is trusted, every run replays from the top.
+        rewritten = None if data_only else self.workflow.rewritten()
         return Invocation(
             self,
             store,
             run_id,
             parent=parent,
-            codec=codec,
+            codec=self.options.recording(outer),
             rewritten=rewritten,
             timeout=self.options.timeout,
             **how,
@@ -1703,7 +1468,7 @@ class TopLevel(WorkflowCall):
     def _choose_next(self) -> None:
         self._meant = next(self._runs)
         self.run_id = run_id = self._meant.run_id
-        if run_id == settings.resume():
+        if self._starting is not None and run_id == self._starting.resumed:
             self.resumes = self.resumes or memory.is_first(f"resumed {self.store.url} {run_id}")
 
     def _take(self, waited: bool) -> Recall | WorkflowRun:
@@ -1749,7 +1514,8 @@ class TopLevel(WorkflowCall):
             facts = opened.active.facts
             title = f"{facts.label}({facts.arguments})"
             shows = self.options.progress if debugged.look is None else False
-            self.display = _display(meant.run_id, title, shows)
+            if settings.progress() if shows is None else shows:
+                self.display = _display(meant.run_id, title)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.display is not None:
@@ -1792,10 +1558,8 @@ def next_run_id(
 
 
 @reports
-def _display(run_id: str, title: str, wanted: bool | None) -> Display | None:
-    """Show the progress of a run, if enabled and if there is a place for it."""
-    if not (settings.progress() if wanted is None else wanted):
-        return None
+def _display(run_id: str, title: str) -> Display | None:
+    """Show the progress of a run, if there is a place for it."""
     from stepwise._display.progress import Display, Doing  # on use: few runs show it
 
     return Display.of(Doing(run_id, title), True)

@@ -89,7 +89,10 @@ def check_call(call: Invocation, facts: RunFacts | None, request: Request) -> No
     elif facts.undoing or facts.cancelling:
         why = f"it is being {'undone' if facts.undoing else 'cancelled'}: stepwise resume ends that"
     elif call.rewritten is None or not isinstance(call.callee.workflow, Definition):
-        why = f"{label!r} cannot be entered in the middle of its code (a generator, a step loop)"
+        why = (
+            f"{label!r} cannot be entered in the middle of its code (a generator, a step loop, or "
+            "trust='data', which loads no checkpoint)"
+        )
     if why:
         raise errors.ConfigurationError(f"run {run_id!r} cannot be opened in a debugger: {why}")
 

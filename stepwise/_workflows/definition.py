@@ -20,9 +20,8 @@ from stepwise._identity.module_names import (
     place_of,
 )
 from stepwise._rewrite.build import UnsupportedError, build
+from stepwise._rewrite.frame import Rewritten
 from stepwise._rewrite.source import FunctionNode, Source, capture, decorators_of, fingerprint
-from stepwise._rewrite.transform import Rewritten
-from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached, process_lock
 from stepwise._runtime.messages import Once, notice, reports, warn
@@ -90,10 +89,11 @@ class Options:
         """Return how values are recorded; see :class:`stepwise._values.codec.Codec`.
 
         Args:
-            outer: the recording of the run that calls this workflow as a child.
+            outer: the recording if the option does not say it: that of the run that calls this
+                workflow as a child, or the only one that this process can read.
         """
         if self.codec is None:
-            return "json" if settings.trusts_data_only() else outer
+            return outer
         return "json" if self.codec == "json" else ""
 
     def changed(self, changes: dict[str, Any]) -> Options:

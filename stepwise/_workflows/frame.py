@@ -57,10 +57,9 @@ from stepwise._identity.identity import captured
 from stepwise._journal.records import Record, holds_plainly
 from stepwise._matching.pool import Pool
 from stepwise._rewrite.build import names_within
-from stepwise._rewrite.frame import Frame, visited_in
+from stepwise._rewrite.frame import Frame, Point, Rewritten, visited_in
 from stepwise._rewrite.source import FunctionNode, handler_at, prefix_fingerprint
 from stepwise._rewrite.statements import Made
-from stepwise._rewrite.transform import Point, Rewritten
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import Once, count, file_name, notice, reports, warn
 from stepwise._runtime.observers import heard
@@ -1077,7 +1076,7 @@ class WorkflowFrame(Frame):
         last checkpoint.  A second execution could draw other values, which flow into the step.  A
         checkpoint that is due is taken early if no value was drawn: no second one is necessary.
         """
-        rewritten, before = self.rewritten, self.drawn
+        rewritten, before, pool = self.rewritten, self.drawn, self.active.pool
         ahead, outlook = rewritten.ahead[number], self.outlooks.get(number)
         if outlook is None or not outlook.holds(values):
             outlook = self.outlooks[number] = Outlook(ahead, values, rewritten, self.entered)
@@ -1096,7 +1095,7 @@ class WorkflowFrame(Frame):
             return False
         elif not before:  # the executed statements produce the same values again
             return False
-        elif (seen or reach >= _STEP) and not self.active.pool:
+        elif (seen or reach >= _STEP) and not (pool.by_number or pool.rulings):
             return True
         elapsed = time.perf_counter() - self.started
         self.guesses = self.guessed + self.last <= max(_ALLOWED, _GUESSES * elapsed)
@@ -1175,7 +1174,7 @@ class WorkflowFrame(Frame):
         """Return the pickled variables; report a failure and return ``None``."""
         try:
             payload = self._referring(values)
-            if self.active.secrets:
+            if not self.active.secrets.are_none:
                 self._refuse_secrets(values, payload)
             return payload
         except UnpicklableError as error:
@@ -1375,7 +1374,7 @@ def state_of(
             ordinals,
             children,
             journal.position.kept(),
-            _unused(pool) if pool else [],
+            _unused(pool),
             arguments,
             PYTHON,
             time.time(),
@@ -1396,4 +1395,7 @@ def state_of(
 def _unused(pool: Pool) -> list[list[Any]]:
     """Return the records that no call has used, in the form that a checkpoint stores."""
     rulings = [[number, number, False, False, False] for number, _ in pool.rulings.values()]
-    return [*([e.origin.number, e.entry.number, *e.flags] for e in pool.all), *rulings]
+    return [
+        *([e.origin.number, e.entry.number, *e.flags] for e in pool.by_number.values()),
+        *rulings,
+    ]

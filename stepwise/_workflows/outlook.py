@@ -35,8 +35,8 @@ from typing import Any
 
 from stepwise._calls.steps import step_of
 from stepwise._execution.waits import may_wait
+from stepwise._rewrite.frame import Rewritten
 from stepwise._rewrite.statements import Ahead
-from stepwise._rewrite.transform import Rewritten
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count
 from stepwise._values.digest import digest

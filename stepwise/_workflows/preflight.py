@@ -33,7 +33,7 @@ from stepwise._journal.records import Entry, RunFacts
 from stepwise._journal.seal import Seal
 from stepwise._journal.summary import course_of
 from stepwise._matching.pool import Pool
-from stepwise._rewrite.transform import Rewritten
+from stepwise._rewrite.frame import Rewritten
 from stepwise._runs.replica import Replica, taken_from
 from stepwise._runs.run import each_listed
 from stepwise._runs.steps import settled
@@ -44,8 +44,8 @@ from stepwise._values.codec import JSON, decode
 from stepwise._values.data import parameter_types
 from stepwise._values.preview import error_text
 from stepwise._values.trees import found_at
-from stepwise._workflows.begin import counted_here, is_call_of
 from stepwise._workflows.definition import BoundCall, Definition
+from stepwise._workflows.other_runs import counted_here, is_call_of
 from stepwise._workflows.rerun import compared
 from stepwise._workflows.resume import (
     Fitting,

@@ -27,10 +27,8 @@ from stepwise._journal.projection import (
 from stepwise._journal.records import Cancelling, Entry, Resumed, RunFacts
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects
-from stepwise._rewrite.frame import pending
+from stepwise._rewrite.frame import Rewritten, pending
 from stepwise._rewrite.source import Source, following_line, prefix_fingerprint
-from stepwise._rewrite.transform import Rewritten
-from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count, is_ours, notice, shell_word
 from stepwise._values.codec import JSON, PYTHON
@@ -170,7 +168,7 @@ def pool_of(
 
 def in_children(pool: Pool) -> str:
     """Return the words that name the stopped child runs, which resume as well."""
-    left = [each for each in pool.all if not (each.answers or each.over)]
+    left = [each for each in pool.by_number.values() if not (each.answers or each.over)]
     children = [each.call.child for each in left if each.call.child]
     more = f" and {len(children) - 1} more" if children[1:] else ""
     return f", in its child run {children[0]}{more}" if children else ""
@@ -358,8 +356,7 @@ class WorkflowRun(OpenedRun):
         self._callee = call.callee
         options = call.callee.options
         self._source = call.callee.workflow.source
-        # Checkpoints are pickles: where only data is trusted, every run replays from the top.
-        self._rewritten = None if settings.trusts_data_only() else call.rewritten
+        self._rewritten = call.rewritten
         self._void = self._is_first = False
         self._goes_on = GoesOn("begins", "")
         self._checkpoints = Checkpoints(

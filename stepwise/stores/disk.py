@@ -140,11 +140,12 @@ class DiskStore:
 
     @_locked
     def acquire(self, run_id: str, owner: Owner) -> int:
-        self._opened_to_write()
+        rows = self._opened_to_write()
         if not self._leases.acquire(run_id):
             raise RunOwnedError(run_id=run_id, owner=self._owner_by_name(run_id))
         try:
-            rows = self._settled()
+            if self._logs.own.failed:
+                rows = self._settled()
             while not self._take_over(rows, run_id, owner):
                 pass
         except BaseException:

@@ -23,7 +23,7 @@ from sweeping import WHOLE, size
 
 from stepwise._changes import Snapshot
 from stepwise._matching.pool import Pool
-from stepwise._rewrite.transform import Rewritten
+from stepwise._rewrite.frame import Rewritten
 from stepwise._workflows import frame
 
 BLOCK, AGENTS = 25, 4  # programs, and agents, of one test

@@ -20,7 +20,7 @@ from sweeping import SEED, WHOLE, size, some
 
 import stepwise
 from stepwise import DidNotHappen, Landed, step, tool, workflow
-from stepwise._workflows import execute
+from stepwise._execution import active_run
 from stepwise.testing import fresh_store
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # nothing here is about the disk
@@ -246,7 +246,7 @@ def test_ctrl_c_as_a_run_is_entered(kind, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(execute, "joins", interrupted)
+        patched.setattr(active_run, "joins", interrupted)
         with pytest.raises(KeyboardInterrupt):
             called()
     assert called() == 6

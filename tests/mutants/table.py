@@ -766,7 +766,7 @@ _WAITS = [
     ),
     _mutant(
         "a suspended run is woken by messages that it has seen",
-        "_execution/suspension.py",
+        "_calls/waiting.py",
         "seen=each.inbox.seen,",
         "seen=0,",
         "test_suspending.py::test_a_message_that_was_taken_wakes_nothing",
@@ -787,7 +787,7 @@ _WAITS = [
     ),
     _mutant(
         "the timeout of a workflow does not wake a suspended run",
-        "_execution/suspension.py",
+        "_calls/waiting.py",
         "ends = parked.wait.until, each.steering.deadline",
         "ends = (parked.wait.until,)",
         "test_suspending.py::test_the_timeout_of_a_workflow_ends_its_waits",

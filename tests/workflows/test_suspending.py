@@ -21,9 +21,10 @@ from twins import KINDS, call, defined
 
 import stepwise
 from stepwise import CheckpointStore, RecoverableAgent, RunSuspended, step, tool, workflow
+from stepwise._calls import waiting
 from stepwise._calls.async_driver import adrive
 from stepwise._calls.driver import Result, Wait, drive
-from stepwise._execution import message_watcher, suspension
+from stepwise._execution import message_watcher
 from stepwise._execution.active_run import live_runs
 from stepwise._execution.flows import Gong
 from stepwise._runtime import clock, settings
@@ -382,7 +383,7 @@ def test_a_message_that_comes_during_the_clean_up_is_not_missed():
 
 def test_a_message_that_another_thread_reads_as_the_run_suspends(monkeypatch):
     """Whoever read a message that no call has taken, the suspended run has to go on for it."""
-    has_come = suspension._has_come
+    has_come = waiting._has_come
 
     def and_then_one_comes(run, wait):
         before = has_come(run, wait)
@@ -391,7 +392,7 @@ def test_a_message_that_another_thread_reads_as_the_run_suspends(monkeypatch):
         assert [each.name for each in run.inbox.signals("a")] == ["a"]
         return before
 
-    monkeypatch.setattr(suspension, "_has_come", and_then_one_comes)
+    monkeypatch.setattr(waiting, "_has_come", and_then_one_comes)
     suspends(waits)
     assert why() == "message"
 
@@ -701,14 +702,14 @@ def test_a_clean_up_waits_for_its_answer(monkeypatch):
     suspends(tidies)
     run = stepwise.get_run("tidies")
     run.cancel()
-    seconds = []
+    seconds, ask = [], waiting.seconds_to_suspension
 
     def asked(active):
-        seconds.append(suspension.seconds_to_suspension(active))
+        seconds.append(ask(active))
         waits.set()
         return seconds[-1]
 
-    monkeypatch.setattr("stepwise._calls.waiting.seconds_to_suspension", asked)
+    monkeypatch.setattr(waiting, "seconds_to_suspension", asked)
     with ThreadPoolExecutor() as pool:
         job = pool.submit(approve)
         with pytest.raises(stepwise.RunCancelled):
