@@ -40,6 +40,18 @@ def refuse_running(run: Run) -> None:
         )
 
 
+def can_resume(run: Run) -> bool:
+    """Return whether a run has anything to resume, which is so unless it has completed.
+
+    A cancelled run resumes, as with :meth:`Run.resume`: somebody asks for this very run.
+
+    Raises:
+        RunBusyError: a process executes the run.
+    """
+    refuse_running(run)
+    return run.status != "completed"
+
+
 def environment_for(run: Run) -> dict[str, str]:
     """Return the environment variables by which a started program finds its run.
 

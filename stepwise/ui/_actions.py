@@ -37,7 +37,7 @@ from stepwise._journal.persons import acting_as
 from stepwise._journal.summary import open_waits
 from stepwise._runs import starting
 from stepwise._runs.branching import adopt
-from stepwise._runs.messages import parsed_json
+from stepwise._runs.messages import json_or_text, parsed_json
 from stepwise._runs.run import Run
 from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
@@ -99,11 +99,9 @@ def _json(text: str, what: str) -> Any:
 
 def _json_or_text(text: str) -> Any:
     try:
-        return parsed_json(text)
-    except ValueError:
-        if text[:1] in ("[", "{", '"'):  # a slip in a list must not make a text of it
-            return _json(text, f"the value {text[:80]}")
-        return text
+        return json_or_text(text)
+    except ValueError as error:
+        raise BadFieldError(str(error)) from None
 
 
 def typed(schema: Mapping[str, Any], text: str, what: str) -> Any:
@@ -235,15 +233,15 @@ class Actions:
         return problems
 
     def _fork(self, run: Run, fields: FormFields) -> Run:
-        variables, results = _changes(fields, "variable:"), _changes(fields, "result:")
+        results: Any = _changes(fields, "result:")
         if fields.one("start"):  # before the fork is made, which has the same program
             starting.start_command(run)
             starting.check_start(run)
         made = run.fork(
             fields.step() if fields.one("step") else None,
             fields.one("id") or None,
-            variables,
-            {int(n) if n.isdecimal() and len(n) < 10 else n: v for n, v in results.items()},
+            _changes(fields, "variable:"),
+            results,
             messages=bool(fields.one("messages")),
         )
         if fields.one("start"):
@@ -259,8 +257,8 @@ class Actions:
         """
         run = starting.top_of(run)
         status, workflow = run.status, run.workflow
-        if status in ("completed", "cancelled"):
-            raise ConfigurationError(f"run {run.id!r} is {status}: there is nothing to resume")
+        if not starting.can_resume(run):
+            raise ConfigurationError(f"run {run.id!r} has completed: there is nothing to resume")
         supervisor = self._reader.supervisor(workflow)
         if supervisor and status in ("crashed", "suspended", "cancelling"):
             raise ConfigurationError(
@@ -268,7 +266,6 @@ class Actions:
                 "by itself: this one once its time or message has come, or after a pause if its "
                 "process died"
             )
-        starting.refuse_running(run)
         self.programs.start(run)
 
 
