@@ -298,20 +298,10 @@ def _execute(runs: list[Run], most: int) -> None:
     live = list[subprocess.Popen[bytes]]()
     try:
         for run in runs:
-            starting.check_start(run)
-            command, folder = starting.start_command(run)
-            environment = {**os.environ, **starting.environment_for(run)}
             if len(live) == most:
                 live.pop(0).wait()
-            live.append(
-                subprocess.Popen(  # noqa: S603
-                    command,
-                    cwd=folder or None,
-                    env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
+            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            live.append(starting.launch(run, **silent))
     finally:
         for each in live:
             each.wait()

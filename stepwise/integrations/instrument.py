@@ -765,11 +765,10 @@ async def _asaid(
 
 def _say_again(exchange: Exchange, form: Mapping[str, Any], scope: Scope) -> None:
     """Say the text of a streamed answer, which the cache gave."""
-    if exchange.kind.emits and exchange.streamed:
-        telling = Telling(form["headers"].get("content-type", ""))
+    if exchange.streamed:
+        say = _saying(scope, response_from(form, exchange.request), exchange.kind.emits)
         for piece in pieces_of(form):
-            for text in telling.take(piece):
-                emissions_of(scope.run).emit(text, exchange.kind.emits, scope.around)
+            say(piece)
 
 
 # -- recorded requests -----------------------------------------------------------------------------

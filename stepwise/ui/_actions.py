@@ -308,8 +308,6 @@ class Programs:
         Raises:
             ConfigurationError: it cannot be started; or it was, and has not ended.
         """
-        command, folder = starting.start_command(run)
-        starting.check_start(run)
         with self._lock:
             before = self._started.get(run.id)
             if before is not None and not before.has_ended:
@@ -320,7 +318,7 @@ class Programs:
             ended = [each for each, program in self._started.items() if program.has_ended]
             for each in ended[: max(0, len(self._started) - _PROGRAMS + 1)]:
                 del self._started[each]
-            self._started[run.id] = _Launched(command, folder, starting.environment_for(run))
+            self._started[run.id] = _Launched(run)
 
     def wait(self, run_id: str, seconds: float) -> None:
         """Wait until the program of a run has ended, for so long at most."""
@@ -337,28 +335,23 @@ class Programs:
 class _Launched:
     """A started program, and the file with its output, which has no name."""
 
-    def __init__(self, command: tuple[str, ...], folder: str, environment: dict[str, str]) -> None:
-        self._command = command
+    def __init__(self, run: Run) -> None:
         descriptor, path = tempfile.mkstemp(prefix="stepwise-")
         os.close(descriptor)
         self._lock, self._text = threading.Lock(), b""
         self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115 -- closed at its end
         os.unlink(path)
         try:
-            self.process = subprocess.Popen(  # noqa: S603
-                command,
-                cwd=folder or None,
-                env={**os.environ, **environment},
+            self.process = starting.launch(
+                run,
                 stdin=subprocess.DEVNULL,
                 stdout=self._file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C for the server is none for the program
             )
-        except OSError as error:
+        except BaseException:
             self._file.close()
-            raise ConfigurationError(
-                f"the program cannot be started: {error}. It is: {shlex.join(command)}"
-            ) from error
+            raise
         name = f"stepwise output of {self.process.pid}"
         self.watcher = threading.Thread(target=self._watch, name=name, daemon=True)
         self.watcher.start()
@@ -390,8 +383,9 @@ class _Launched:
         """Return what is known of the program."""
         with self._lock:
             text = self._text if self.has_ended else self._tail()
+        command: Any = self.process.args
         return ProgramOutput(
-            command=printable(shlex.join(self._command)),
+            command=printable(shlex.join(command)),
             pid=self.process.pid,
             exit_code=self.process.returncode,
             text=text.decode("utf-8", "replace"),
