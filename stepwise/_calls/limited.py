@@ -47,7 +47,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepwise._calls.driver import Attempt, Core, Operation, Result, Wait, Write, drive, is_body
@@ -120,6 +121,7 @@ class Limit:
     key: Callable[..., object] | None = None
     estimate: int | None = None
     _since: float = field(default_factory=time.time, init=False, repr=False, compare=False)
+    _base: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         what = f"Limit({self.name!r:.200})"
@@ -154,9 +156,17 @@ class Limit:
 
     def of(self, key: object) -> Limit:
         """Return the limit of one value of ``key``, such as a customer."""
-        made = replace(self, name=self.name, key=None)
-        object.__setattr__(made, "name", f"{self.name}[{key}]")
-        object.__setattr__(made, "_since", self._since)
+        return self._changed(name=f"{self.name}[{key}]", key=None, _base=self._base_name)
+
+    @property
+    def _base_name(self) -> str:
+        """The name, without the value of a key."""
+        return self._base or self.name
+
+    def _changed(self, **facts: object) -> Limit:
+        """Return a copy with other facts, which are not checked."""
+        made = copy(self)
+        vars(made).update(facts)
         return made
 
     # -- around a block --------------------------------------------------------------------------
@@ -494,7 +504,7 @@ class LimitedCall:
             return
         since = clock.now() - waited
         wait = RunWait(call.number, "limit", limit.name, None, since)
-        with _standing(active, call, wait) as parked:
+        with _standing(active, call, wait, limit._base_name) as parked:
             yield from self._wait(call, parked, is_known=known is not None)
         self.since = clock.now()
 
@@ -531,8 +541,8 @@ class _standing:  # noqa: N801 -- a block
     Not a generator, whose frame would stay alive with a Ctrl-C.
     """
 
-    def __init__(self, active: ActiveRun, call: Call, wait: RunWait) -> None:
-        self._active, self._call, self._wait = active, call, wait
+    def __init__(self, active: ActiveRun, call: Call, wait: RunWait, limit: str) -> None:
+        self._active, self._call, self._wait, self._limit = active, call, wait, limit
 
     def __enter__(self) -> Parked:
         active, call = self._active, self._call
@@ -544,7 +554,7 @@ class _standing:  # noqa: N801 -- a block
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(active.waits.parked(parked))
         self._stack.enter_context(active.account.waiting())
-        active.tell("step_waiting", call, self._wait.text)
+        active.tell("step_waiting", call, self._wait.text, limit=self._limit)
         if active.journal.note is not None:
             active.doing[call.number] = shown_waiting(call, self._wait.name)
             active.journal.note(active.doing)

@@ -537,9 +537,9 @@ def step_text(step: Any) -> str:
 
 def size_text(size: int) -> str:
     """Return a number of bytes in words."""
-    if size < 10_000:
-        return f"{size:,} B"
-    return f"{size / 1e3:,.0f} KB" if size < 10_000_000 else f"{size / 1e6:,.0f} MB"
+    if size < 1_000:
+        return f"{size} B"
+    return f"{size / 1e3:.1f} kB" if size < 100_000 else f"{size / 1e6:,.1f} MB"
 
 
 # -- asked ----------------------------------------------------------------------------------------

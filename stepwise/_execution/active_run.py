@@ -1061,6 +1061,7 @@ class ActiveRun:
         usage: Mapping[str, Any] | None = None,
         lost: float = 0.0,
         attempts: int = 0,
+        limit: str = "",
     ) -> None:
         """Notify listeners of a recorded event."""
         if not heard() or debugged.compares:
@@ -1078,6 +1079,7 @@ class ActiveRun:
             duration=duration,
             lost=lost,
             attempts=attempts,
+            limit=limit,
             executed=self.progress.executed,
             skipped=self.progress.skipped,
             usage=usage or {},

@@ -337,9 +337,11 @@ class ForkedRun:
         return self._shared[key]
 
     def number_of(self, step: int | str) -> int:
-        """Return the number of a step that is given by number or name."""
+        """Return the number of a step that is given by number, also as text, or name."""
         calls = (each.call for each in self.entries if each.call is not None)
-        found = {call.number for call in calls if step in (call.number, call.name)}
+        found = {
+            call.number for call in calls if step in (call.number, f"{call.number}", call.name)
+        }
         if len(found) != 1:
             why = "names more than one step; give its number" if found else "is not a step of it"
             raise self.no_step(step, why)

@@ -266,6 +266,24 @@ def parsed_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def json_or_text(text: str) -> Any:
+    """Return the value of JSON that somebody typed, or the text itself if it is no JSON.
+
+    Raises:
+        ValueError: the text begins as a list, an object or a quoted text does, but is not JSON: a
+            slip must not make a text of it.
+    """
+    try:
+        return parsed_json(text)
+    except ValueError as error:
+        if not text.startswith(("[", "{", '"')):
+            return text
+        raise ValueError(
+            f"the value {text[:80]} is not JSON ({error}): mend it, or put a text that begins so "
+            "in quotes, as JSON does"
+        ) from None
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):

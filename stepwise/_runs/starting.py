@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 import sys
 from typing import Any
 
@@ -38,6 +40,18 @@ def refuse_running(run: Run) -> None:
             run_id=run.id,
             owner=owner,
         )
+
+
+def can_resume(run: Run) -> bool:
+    """Return whether a run has anything to resume, which is so unless it has completed.
+
+    A cancelled run resumes, as with :meth:`Run.resume`: somebody asks for this very run.
+
+    Raises:
+        RunBusyError: a process executes the run.
+    """
+    refuse_running(run)
+    return run.status != "completed"
 
 
 def environment_for(run: Run) -> dict[str, str]:
@@ -88,6 +102,26 @@ def check_start(run: Run) -> None:
             "have written. Start the program yourself, or without STEPWISE_TRUST=data. If it does "
             f"not find the run, set STEPWISE_RESUME={shell_word(run.id)}"
         )
+
+
+def launch(run: Run, **how: Any) -> subprocess.Popen[bytes]:
+    """Start the program of a run, and return its process.
+
+    Args:
+        how: the arguments of ``Popen``, such as ``stdout``.
+
+    Raises:
+        ConfigurationError: the program cannot be started; the message says why.
+    """
+    command, folder = start_command(run)
+    check_start(run)
+    environment = {**os.environ, **environment_for(run)}
+    try:
+        return subprocess.Popen(command, cwd=folder or None, env=environment, **how)  # noqa: S603
+    except OSError as error:
+        raise ConfigurationError(
+            f"the program cannot be started: {error}. It is: {shlex.join(command)}"
+        ) from error
 
 
 def start_command(run: Run) -> tuple[tuple[str, ...], str]:

@@ -47,7 +47,7 @@ class Event:
     Args:
         kind: the kind of event.  ``step_answered``: a step that was not executed, since it was
             done, or since the cache answered it, as ``detail`` then says.
-            ``step_waiting``: a step that waits for a time, a signal or a person.
+            ``step_waiting``: a step that waits for a time, a signal, a person or a limit.
             ``run_interrupted``: a run stopped by Ctrl-C, by a cancellation or timeout in its
             caller, or by a used-up budget.
             ``run_suspended``: a run that released its process until something it waits for arrives.
@@ -66,6 +66,8 @@ class Event:
         executed: the number of steps that this attempt has executed so far.
         skipped: the number of steps that it did not execute, since they were done.
         attempts: the number of attempts of a step that ended; 0 in other events.
+        limit: for a step that waits for a :class:`Limit`, the name of the limit, without the value
+            of its key.
         usage: for a completed or answered model request, the known ones of ``model``, ``provider``
             (texts), ``input_tokens``, ``output_tokens``, ``cached_input_tokens`` (counts) and
             ``cost_usd`` (US dollars); for a run that resumes, the sums of the earlier requests.
@@ -84,6 +86,7 @@ class Event:
     executed: int = 0
     skipped: int = 0
     attempts: int = 0
+    limit: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
     at: float = field(default_factory=time.time)
 

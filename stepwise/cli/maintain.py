@@ -262,13 +262,9 @@ def _tell_free() -> None:
     free = maintenance.free_space()
     if free >= _MUCH:
         cli.note(
-            f"{_megabytes(free)} are free in the store for later runs; to give them back to the "
+            f"{size_text(free)} are free in the store for later runs; to give them back to the "
             "disk: stepwise compact"
         )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 @cli.command(
@@ -286,7 +282,7 @@ def compact(*, as_json: bool) -> None:
     if as_json:
         cli.echo_json({"store": store_url(), "freed": freed})
     else:
-        cli.say(f"{store_url()}: {_megabytes(freed)} given back")
+        cli.say(f"{store_url()}: {size_text(freed)} given back")
 
 
 _COPIED = [
@@ -295,10 +291,6 @@ _COPIED = [
     Column("SIZE", whole=True, right=True),
     Column("RESULT", whole=True),
 ]
-
-
-def _size_text(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
 
 
 @cli.command(
@@ -389,7 +381,7 @@ def _rows(
                 cli.note(f"stepwise: {each.problem}")
             if each.outcome != "there":
                 told = "would be copied" if dry_run and each.outcome == "copied" else each.outcome
-                size = _size_text(each.size) if each.size else ""
+                size = size_text(each.size) if each.size else ""
                 yield [each.id, each.records or "", size, Word(told)]
 
 
@@ -403,7 +395,7 @@ def _sum_up(copier: Copier, found: list[Copied], seconds: float, *, dry_run: boo
     records, size = sum(each.records for each in found), sum(each.size for each in found)
     runs = count(outcomes["copied"], "run") + f" with {count(below, 'child run')}" * bool(below)
     verb = "would be copied" if dry_run else "copied"
-    sums = f"{runs}, {count(records, 'record')}, {_size_text(size)} {verb} {way} in {seconds:.1f} s"
+    sums = f"{runs}, {count(records, 'record')}, {size_text(size)} {verb} {way} in {seconds:.1f} s"
     parts = [sums if outcomes["copied"] else f"nothing copied {way}"]
     parts += [f"{outcomes['there']:,} already there"] if outcomes["there"] else []
     parts += [f"{outcomes['busy']:,} being executed"] if outcomes["busy"] else []

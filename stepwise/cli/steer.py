@@ -24,7 +24,7 @@ from stepwise._runs import schedules as of_store
 from stepwise._runs import starting
 from stepwise._runs.branching import make, to_execute
 from stepwise._runs.maintenance import store_url
-from stepwise._runs.messages import parsed_json
+from stepwise._runs.messages import json_or_text
 from stepwise._runs.questions import Decision, RunQuestions, give_answer
 from stepwise._runs.run import listed
 from stepwise._runtime.messages import count, printable, shell_word
@@ -93,10 +93,9 @@ def _known(run: Run) -> dict[str, Any]:
 def _resume(run: Run, *, dry_run: bool, as_json: bool) -> dict[str, Any]:
     """Resume a run; return what was done, as plain data."""
     status = run.status
-    if status == "completed":
+    if not starting.can_resume(run):
         cli.note(f"{run.id} has completed; there is nothing to resume")
         return {**run.to_dict(), "command": None, "cwd": None, "exit_code": 0}
-    starting.refuse_running(run)
     command, folder = starting.start_command(run)
     where, line = run._goes_on()
     verb = "would resume" if dry_run else "resumes"
@@ -210,13 +209,11 @@ def fork(
 ) -> None:
     """Start a new run from a point of a RUN, which stays as it is.
 
-    VALUE is JSON; any other VALUE is taken as text.
+    VALUE is JSON; any other VALUE is taken as text, unless it begins as a list, an object or a
+    quoted text does.
     """
     variables = dict(_pair(each, "--set") for each in changes)
-    answers: dict[int | str, Any] = {
-        int(step) if step.isdecimal() else step: value
-        for step, value in (_pair(each, "--result") for each in results)
-    }
+    answers: dict[int | str, Any] = dict(_pair(each, "--result") for each in results)
     run = cli.find_run(run_id)
     made = run.fork(at=at, run_id=new_id, locals=variables, results=answers, messages=messages)
     if as_json:
@@ -234,9 +231,9 @@ def _pair(text: str, option: str) -> tuple[str, Any]:
     if not sign or not name:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
     try:
-        return name, parsed_json(value)
-    except ValueError:
-        return name, value
+        return name, json_or_text(value)
+    except ValueError as problem:
+        raise click.BadParameter(f"{name}: {problem}", param_hint=option) from None
 
 
 # -- branches --------------------------------------------------------------------------------------
@@ -277,7 +274,7 @@ def branch(
 ) -> None:
     """Continue one moment of a RUN several times, each time with other variables.
 
-    VALUE is JSON; any other VALUE is taken as text.  Values of several variables are combined. The
+    VALUE is JSON or a text, as in stepwise fork.  Values of several variables are combined. The
     program of the RUN is started for each branch; what it prints is left out. Given again, the
     command goes on with the branches that have not ended.
     """
@@ -301,20 +298,10 @@ def _execute(runs: list[Run], most: int) -> None:
     live = list[subprocess.Popen[bytes]]()
     try:
         for run in runs:
-            starting.check_start(run)
-            command, folder = starting.start_command(run)
-            environment = {**os.environ, **starting.environment_for(run)}
             if len(live) == most:
                 live.pop(0).wait()
-            live.append(
-                subprocess.Popen(  # noqa: S603
-                    command,
-                    cwd=folder or None,
-                    env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                )
-            )
+            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            live.append(starting.launch(run, **silent))
     finally:
         for each in live:
             each.wait()

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
 from types import ModuleType
 from typing import Any
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -419,8 +420,6 @@ def _no_offset(given: str) -> HTTPException:
 
 def _header(text: str) -> str:
     """Return a text for a header, with the characters of an address."""
-    from urllib.parse import quote
-
     return quote(text, safe="/:@!$&'()*+,;=~-._")
 
 

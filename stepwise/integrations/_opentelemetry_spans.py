@@ -41,6 +41,8 @@ _TOKENS = tuple(4**power for power in range(14))
 """The bucket boundaries that the conventions recommend."""
 
 _KINDS = {"input_tokens": "input", "output_tokens": "output"}
+_ENDS = {"step_completed", "step_failed", "step_cancelled"}
+"""The events that end a step; one that waits has not ended."""
 _ASKED = re.compile(r"model='([^']+)'")  # the beginning of a request's shown arguments
 
 
@@ -125,7 +127,7 @@ class Metrics:
             self._save(event, {**names, "stepwise.reason": "answered"})
         elif kind == "step_in_doubt":
             self._doubts.add(1, names)
-        elif kind.startswith("step_"):
+        elif kind in _ENDS:
             status = kind.removeprefix("step_")
             self._steps.record(event.duration or 0.0, {**names, "stepwise.step.status": status})
             self._count_request(event)
@@ -385,7 +387,7 @@ class Spans:
         elif event.kind == "step_started":
             if event.lost:
                 run.lost[event.step] = event.lost
-        elif event.kind.startswith("step_"):
+        elif event.kind in _ENDS:
             step = run.steps.pop(event.step, None)
             if step is not None:
                 self._end_step(step, event)

@@ -20,7 +20,6 @@ import math
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
 from functools import cache, cached_property, partial
 from importlib import import_module
 from traceback import walk_stack
@@ -715,9 +714,7 @@ def _limit_of(request: Any) -> Limit | None:
     found = next((limits[each] for each in names if isinstance(each, str) and each in limits), None)
     if found is None or found.tokens is None or found.estimate is not None:
         return found
-    made = replace(found, estimate=_estimate(body, len(request.read()) if is_read else 0))
-    object.__setattr__(made, "_since", found._since)
-    return made
+    return found._changed(estimate=_estimate(body, len(request.read()) if is_read else 0))
 
 
 def _estimate(body: Mapping[str, Any], size: int) -> int | None:
@@ -768,11 +765,10 @@ async def _asaid(
 
 def _say_again(exchange: Exchange, form: Mapping[str, Any], scope: Scope) -> None:
     """Say the text of a streamed answer, which the cache gave."""
-    if exchange.kind.emits and exchange.streamed:
-        telling = Telling(form["headers"].get("content-type", ""))
+    if exchange.streamed:
+        say = _saying(scope, response_from(form, exchange.request), exchange.kind.emits)
         for piece in pieces_of(form):
-            for text in telling.take(piece):
-                emissions_of(scope.run).emit(text, exchange.kind.emits, scope.around)
+            say(piece)
 
 
 # -- recorded requests -----------------------------------------------------------------------------

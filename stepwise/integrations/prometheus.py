@@ -54,7 +54,6 @@ TEXT = "text/plain; charset=utf-8"
 _STEPS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)  # seconds
 _MOST = 200  # names of workflows, steps or limits; the others are "other"
 _FRESH = 10.0  # seconds for which the counts of a store are shown again
-_LIMIT = "for the limit "
 
 
 class ProcessMetrics:
@@ -94,9 +93,8 @@ class ProcessMetrics:
                 self._retries.labels(*step).inc(event.attempts - 1)
         elif kind in ("answered", "in_doubt"):
             (self._answered if kind == "answered" else self._doubts).labels(*step).inc()
-        elif kind == "waiting" and event.detail.startswith(_LIMIT):
-            name = event.detail[len(_LIMIT) :].strip("'\"").partition("[")[0]
-            self._waits.labels(*self._bounded(2, name)).inc()
+        elif event.limit:
+            self._waits.labels(*self._bounded(2, event.limit)).inc()
 
     def _bounded(self, kind: int, *names: str) -> tuple[str, ...]:
         """Return the values of labels, of which a program may make any number."""

@@ -37,7 +37,7 @@ from stepwise._journal.persons import acting_as
 from stepwise._journal.summary import open_waits
 from stepwise._runs import starting
 from stepwise._runs.branching import adopt
-from stepwise._runs.messages import parsed_json
+from stepwise._runs.messages import json_or_text, parsed_json
 from stepwise._runs.run import Run
 from stepwise._runtime.messages import printable
 from stepwise.errors import ConfigurationError, RunStopped, StepwiseError
@@ -99,11 +99,9 @@ def _json(text: str, what: str) -> Any:
 
 def _json_or_text(text: str) -> Any:
     try:
-        return parsed_json(text)
-    except ValueError:
-        if text[:1] in ("[", "{", '"'):  # a slip in a list must not make a text of it
-            return _json(text, f"the value {text[:80]}")
-        return text
+        return json_or_text(text)
+    except ValueError as error:
+        raise BadFieldError(str(error)) from None
 
 
 def typed(schema: Mapping[str, Any], text: str, what: str) -> Any:
@@ -235,15 +233,15 @@ class Actions:
         return problems
 
     def _fork(self, run: Run, fields: FormFields) -> Run:
-        variables, results = _changes(fields, "variable:"), _changes(fields, "result:")
+        results: Any = _changes(fields, "result:")
         if fields.one("start"):  # before the fork is made, which has the same program
             starting.start_command(run)
             starting.check_start(run)
         made = run.fork(
             fields.step() if fields.one("step") else None,
             fields.one("id") or None,
-            variables,
-            {int(n) if n.isdecimal() and len(n) < 10 else n: v for n, v in results.items()},
+            _changes(fields, "variable:"),
+            results,
             messages=bool(fields.one("messages")),
         )
         if fields.one("start"):
@@ -259,8 +257,8 @@ class Actions:
         """
         run = starting.top_of(run)
         status, workflow = run.status, run.workflow
-        if status in ("completed", "cancelled"):
-            raise ConfigurationError(f"run {run.id!r} is {status}: there is nothing to resume")
+        if not starting.can_resume(run):
+            raise ConfigurationError(f"run {run.id!r} has completed: there is nothing to resume")
         supervisor = self._reader.supervisor(workflow)
         if supervisor and status in ("crashed", "suspended", "cancelling"):
             raise ConfigurationError(
@@ -268,7 +266,6 @@ class Actions:
                 "by itself: this one once its time or message has come, or after a pause if its "
                 "process died"
             )
-        starting.refuse_running(run)
         self.programs.start(run)
 
 
@@ -311,8 +308,6 @@ class Programs:
         Raises:
             ConfigurationError: it cannot be started; or it was, and has not ended.
         """
-        command, folder = starting.start_command(run)
-        starting.check_start(run)
         with self._lock:
             before = self._started.get(run.id)
             if before is not None and not before.has_ended:
@@ -323,7 +318,7 @@ class Programs:
             ended = [each for each, program in self._started.items() if program.has_ended]
             for each in ended[: max(0, len(self._started) - _PROGRAMS + 1)]:
                 del self._started[each]
-            self._started[run.id] = _Launched(command, folder, starting.environment_for(run))
+            self._started[run.id] = _Launched(run)
 
     def wait(self, run_id: str, seconds: float) -> None:
         """Wait until the program of a run has ended, for so long at most."""
@@ -340,28 +335,23 @@ class Programs:
 class _Launched:
     """A started program, and the file with its output, which has no name."""
 
-    def __init__(self, command: tuple[str, ...], folder: str, environment: dict[str, str]) -> None:
-        self._command = command
+    def __init__(self, run: Run) -> None:
         descriptor, path = tempfile.mkstemp(prefix="stepwise-")
         os.close(descriptor)
         self._lock, self._text = threading.Lock(), b""
         self._file: BinaryIO = open(path, "a+b", buffering=0)  # noqa: SIM115 -- closed at its end
         os.unlink(path)
         try:
-            self.process = subprocess.Popen(  # noqa: S603
-                command,
-                cwd=folder or None,
-                env={**os.environ, **environment},
+            self.process = starting.launch(
+                run,
                 stdin=subprocess.DEVNULL,
                 stdout=self._file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C for the server is none for the program
             )
-        except OSError as error:
+        except BaseException:
             self._file.close()
-            raise ConfigurationError(
-                f"the program cannot be started: {error}. It is: {shlex.join(command)}"
-            ) from error
+            raise
         name = f"stepwise output of {self.process.pid}"
         self.watcher = threading.Thread(target=self._watch, name=name, daemon=True)
         self.watcher.start()
@@ -393,8 +383,9 @@ class _Launched:
         """Return what is known of the program."""
         with self._lock:
             text = self._text if self.has_ended else self._tail()
+        command: Any = self.process.args
         return ProgramOutput(
-            command=printable(shlex.join(self._command)),
+            command=printable(shlex.join(command)),
             pid=self.process.pid,
             exit_code=self.process.returncode,
             text=text.decode("utf-8", "replace"),

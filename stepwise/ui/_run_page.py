@@ -67,8 +67,8 @@ _VALUE = 600  # characters of a variable
 _VALUES = 40_000  # characters of all variables
 _SAID = 4000  # bytes of a stream
 _WHOLE = 1_000_000  # characters of a value on a page of its own
-_RESUMABLE = (*UNFINISHED, "cancelling")
 _NONE: Mapping[str, str] = {}
+_RESUMABLE = (*UNFINISHED, "cancelling", "cancelled")  # for somebody who asks for this very run
 _ENDED = ("completed", "failed", "cancelled", "superseded")
 _OPEN = ("started", "waiting", "in_doubt")  # steps at which a run stands
 
@@ -245,7 +245,7 @@ def _head(view: View, at: _Moment) -> Markup:
             cls="soft",
         ),
         _about_branch(view, at.run),
-        said_html(at.run.why()) if shown.status in _RESUMABLE else None,
+        said_html(at.run.why()) if shown.status in (*UNFINISHED, "cancelling") else None,
         block(shown.error, cls="error") if shown.error else None,
         [tag("p", each, cls="note") for each in _waits(view, at)],
         tag("p", shown.damage, cls="note bad") if shown.damage else None,

@@ -71,7 +71,7 @@ def test_all_runs_are_copied_and_summed_up(ids, target):
     assert result.exit_code == 0
     *table, last = result.stdout.splitlines()
     assert [line.split()[0] for line in table] == ["RUN", done, crashed]
-    assert all(re.search(r"\d+ +\d+\.\d kB  copied$", line) for line in table[1:])
+    assert all(re.search(r"\d+ +(\d+ B|\d+\.\d kB)  copied$", line) for line in table[1:])
     assert re.fullmatch(
         r"2 runs with 1 child run, \d+ records, \d+\.\d kB copied from disk:\S+ to disk:\S+ "
         r"in \d+\.\d s",

@@ -246,6 +246,29 @@ def test_retries(seen):
     assert seen.metric("stepwise.seconds.lost").keys() == {("flaky", "retry")}
 
 
+def test_a_retry_that_waits_for_a_limit(seen):
+    """A step that waits has not ended: its retry is below it, and no wait is a duration."""
+    failing = ["at first"]
+
+    @step(limit=stepwise.Limit("retried", requests=1, per=0.05), retries=1, backoff=0)
+    def ask():
+        if failing:
+            raise ConnectionError(failing.pop())
+        return "asked"
+
+    @workflow
+    def patient():
+        stepwise.sleep(0.001)
+        return ask()
+
+    assert patient() == "asked"
+    assert seen.tree() == [("invoke_workflow patient", [("step ask", [("retry ask", [])])])]
+    facts = {"step.status": "completed", "step.attempts": 2}
+    assert attributes(seen.span("step ask")).items() >= facts.items()
+    ended = {("ask", "completed"), ("completed", "stepwise.sleep")}
+    assert {*seen.metric("stepwise.step.duration")} == ended
+
+
 def test_a_timeout(seen):
     """An attempt that took too long is an exception of its span; its body had the span current."""
     gate = threading.Event()

@@ -46,6 +46,12 @@ def ask(name):
     return name
 
 
+@step(limit=Limit("api['a']", concurrent=1, key=lambda name: name))
+def ask_for(name):
+    assert gate.wait(300)
+    return name
+
+
 @tool(side_effect=True)
 def act(name):
     raise SystemExit
@@ -59,6 +65,11 @@ def job(name):
 @workflow
 def asking(name):
     return ask(name)
+
+
+@workflow(start="new")
+def by_name(name):
+    return ask_for(name)
 
 
 @workflow
@@ -150,6 +161,23 @@ def test_what_goes_on():
     assert found["stepwise_run_attempts_total", "job", "resumed"] == 1
     assert found["stepwise_steps_in_doubt_total", "act", "acting"] == 1
     assert found[waits] >= 1
+
+
+def test_a_limit_counts_by_its_name():
+    """A wait for a limit counts by the limit's own name, without the value of its key."""
+    page, told = prometheus.pages([store()])["/metrics"], []
+    end = stepwise.on_event(told.append)
+    gate.clear()
+    asked = [by_name.start(name) for name in ("x", "x", "y", "y")]
+    until(lambda: scraped(page).get(("stepwise_limit_waits_total", "api['a']")))
+    gate.set()
+    assert [each.result(300) for each in asked] == ["x", "x", "y", "y"]
+    end()
+    limits = {each.limit for each in told if each.kind == "step_waiting"}
+    assert (limits, {each.limit for each in told if each.kind != "step_waiting"}) == (
+        {"api['a']"},
+        {""},
+    )
 
 
 def test_names_are_bounded(monkeypatch):

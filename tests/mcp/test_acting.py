@@ -63,6 +63,15 @@ def test_a_run_is_settled_and_resumed(act, killed):
     assert "nothing to resume" in act("resume", run=killed.id).problem
 
 
+def test_a_cancelled_run_is_resumed(act, killed):
+    """A coding agent that may resume runs resumes a cancelled one, as the command line does."""
+    act("resolve", run=killed.id, step=2, answer="did_not_happen")
+    act("cancel", run=killed.id)
+    assert act("resume", run=killed.id, seconds=60).recorded["status"] == "cancelled"
+    done = act("resume", run=killed.id, seconds=60).recorded
+    assert (done["status"], killed.result) == ("completed", "sent hello")
+
+
 def test_a_step_that_landed_has_its_result(act, killed):
     """The result of an act that happened is JSON; what is none is refused with an example."""
     bad = act("resolve", run=killed.id, step=2, answer="landed", result_json="sent it").problem

@@ -73,7 +73,7 @@ def test_the_command(filled, tmp_path):
     assert said.stdout.startswith(f"{store.url}: 5.")
     assert said.stdout.endswith(" MB given back\n")
     empty = process("compact", "--store", f"disk:{tmp_path}/none")
-    assert empty.stdout.endswith(": 0.0 MB given back\n")
+    assert empty.stdout.endswith(": 0 B given back\n")
     assert not (tmp_path / "none").exists()
 
 

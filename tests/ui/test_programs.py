@@ -36,6 +36,19 @@ def test_resume_starts_the_program(page, killed):
     assert "nothing to resume" in page.post(f"/runs/{run.id}/resume", 409)
 
 
+def test_a_cancelled_run_is_resumed(page, killed):
+    """A cancelled run continues for whoever asks for it on its page, as by the command line."""
+    run = killed("3")
+    run.cancel("called off")
+    page.post(f"/runs/{run.id}/resume")
+    assert ended(page, run).exit_code != 0
+    assert run.status == "cancelled"
+    assert f'action="/runs/{run.id}/resume"' in page.get(f"/runs/{run.id}")
+    page.post(f"/runs/{run.id}/resume")
+    assert ended(page, run).exit_code == 0
+    assert (run.status, run.result) == ("completed", "sent tides")
+
+
 def test_the_whole_of_a_long_output_is_not_kept(page, killed, monkeypatch):
     """Of a long output only the end is kept, in the file and on the page."""
     monkeypatch.setattr(_actions, "_MOST", 1000)
