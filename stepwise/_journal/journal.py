@@ -774,6 +774,8 @@ def recorded_versions(
 _MOST_BESIDE = 8 << 20  # bytes of objects that wait for a record
 COPYING = "copying"
 """The name of an object beside the records of a run whose copy is not complete yet."""
+DELETING = "deleting"
+"""The name of an object beside the records of a run that is being deleted in several parts."""
 _ephemeral = ephemeral_seal()
 _NO_OBJECTS: Mapping[str, Data] = {}
 
@@ -890,7 +892,7 @@ class Journal:
 
         Raises:
             JournalLostError: acknowledged records of side effects are lost.
-            StoreError: the run is an incomplete copy.
+            StoreError: the run is an incomplete copy, or its deletion was cut off.
         """
         place, self._tolerant = (self.store, self.seal, self.run_id), tolerant
         marked = newest_mark(*place)  # first: its owner may write
@@ -1154,9 +1156,17 @@ class Journal:
         self._begin_chain()
 
     def _refuse_half(self) -> None:
-        """Raise ``StoreError`` for an incomplete copy of a run: the missing steps would repeat."""
+        """Raise ``StoreError`` for a run that is not whole: the missing steps would repeat."""
+        run = shell_word(self.run_id)
+        if self.names(DELETING):
+            raise JournalLostError(
+                f"run {self.run_id!r} in {self.store.url} is not whole: its deletion was cut off, "
+                "and its child runs, messages or streams may be gone. Delete the rest: "
+                f"stepwise forget {run}",
+                run_id=self.run_id,
+                path=self.store.url,
+            )
         if self.names(COPYING):
-            run = shell_word(self.run_id)
             raise StoreError(
                 f"run {self.run_id!r} in {self.store.url} is a copy that is not whole: stepwise "
                 "copy was cut off. Give the same command again, which copies the rest; or delete "

@@ -57,9 +57,16 @@ class ChildRuns:
                 return self._all.get(run_id, [])
             if entry.call is not None and entry.call.child:
                 named[entry.call.child] = None
-        found = (journals.facts_of(self._store, self._seal, child) for child in named)
-        # The journal of a fork names child runs of its source.
-        return [each.run_id for each in found if each is not None and each.parent == run_id]
+        return [child for child in named if self._is_of(child, run_id)]
+
+    def _is_of(self, child: str, run_id: str) -> bool:
+        """Return whether a child run is a run's own; a fork's journal names those of its source."""
+        facts = journals.facts_of(self._store, self._seal, child)
+        if facts is not None:
+            return facts.parent == run_id
+        # A deletion that was cut off may have left its marks, which would report a loss.
+        is_family = child.partition("/")[0] == run_id.partition("/")[0]
+        return is_family and journals.newest_mark(self._store, self._seal, child).last > 0
 
     def below(self, run_id: str) -> Iterator[str]:
         """Yield the id of a run, and those of its child runs, each after the run that calls it."""
@@ -176,6 +183,11 @@ def delete_runs(
         ids = [*children.below(run_id)] if children is not None else [run_id]
         for each in ids:
             refuse_shared(store, seal, each)
+        beside = (journals.inbox_name(run_id), journals.stream_name(run_id))
+        is_in_parts = len(ids) > 1 or any(journals.is_begun(store, each) for each in beside)
+        if is_in_parts and next(iter(store.read(run_id)), None) is not None:
+            # If a kill cuts the deletion off, the run is not to go on without these parts.
+            store.write(run_id, lease.epoch, Batch(put={journals.DELETING: b"by stepwise forget"}))
         for child in reversed(ids[1:]):
             delete_runs(store, seal, child)
         _delete_held(store, seal, lease)
