@@ -168,6 +168,26 @@ def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
         )
 
 
+def refuse_unknown(
+    facts: records.RunFacts, state: State, known: Collection[str], names: Iterable[str]
+) -> None:
+    """Refuse to change variables that the frame does not have.
+
+    Args:
+        state: the checkpoint at which they would be changed.
+        known: the names of the variables that it has.
+
+    Raises:
+        ConfigurationError: the message lists these.
+    """
+    for name in names:
+        if name not in known:
+            raise errors.ConfigurationError(
+                f"run {facts.run_id!r} has no variable {name!r} at {state.where}; only its local "
+                f"variables and arguments can be set: {', '.join(known) or 'none'}"
+            )
+
+
 def refuse_undone(
     store: Store,
     seal: Seal,
@@ -660,12 +680,7 @@ class _NewRun:
         refuse_secrets(self._facts, variables)
         before, state = self._loaded.payload, self._loaded.state
         changed = list(state.changed)
-        unknown = [name for name in variables if name not in known]
-        if unknown:
-            raise errors.ConfigurationError(
-                f"run {self._facts.run_id!r} has no variable {unknown[0]!r} at {state.where}; only "
-                f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
-            )
+        refuse_unknown(self._facts, state, known, variables)
         for name, value in variables.items():
             data, form = _codec.encode(value, f"the new value of {name!r}")
             before += bytes(data)
