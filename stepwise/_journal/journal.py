@@ -1157,16 +1157,10 @@ class Journal:
 
     def _refuse_half(self) -> None:
         """Raise ``StoreError`` for a run that is not whole: the missing steps would repeat."""
-        run = shell_word(self.run_id)
         if self.names(DELETING):
-            raise JournalLostError(
-                f"run {self.run_id!r} in {self.store.url} is not whole: its deletion was cut off, "
-                "and its child runs, messages or streams may be gone. Delete the rest: "
-                f"stepwise forget {run}",
-                run_id=self.run_id,
-                path=self.store.url,
-            )
+            raise half_deleted(self.store, self.run_id)
         if self.names(COPYING):
+            run = shell_word(self.run_id)
             raise StoreError(
                 f"run {self.run_id!r} in {self.store.url} is a copy that is not whole: stepwise "
                 "copy was cut off. Give the same command again, which copies the rest; or delete "
@@ -1252,6 +1246,16 @@ def owned_journal(
     """
     with Lease(store, run_id).acquire(child=child) as lease:
         yield Journal(store, seal, run_id, lease.epoch, fsync=fsync)
+
+
+def half_deleted(store: Store, run_id: str) -> JournalLostError:
+    """Return the error for a run whose deletion was cut off."""
+    return JournalLostError(
+        f"run {run_id!r} in {store.url} is not whole: its deletion was cut off, and child runs, "
+        f"messages or streams may be gone. Delete the rest: stepwise forget {shell_word(run_id)}",
+        run_id=run_id,
+        path=store.url,
+    )
 
 
 def seal_for(store: Store) -> Seal:

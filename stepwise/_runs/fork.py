@@ -36,11 +36,13 @@ from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
 from stepwise._journal import projection, records
 from stepwise._journal.journal import (
+    DELETING,
     SHARED,
     Lost,
     Position,
     beginning_of_branch,
     facts_of,
+    half_deleted,
     names_beside,
     owned_journal,
     read,
@@ -315,7 +317,10 @@ def whole_records(
 
     Raises:
         CorruptStoreError: some cannot be read, and nobody has given them up.
+        JournalLostError: the deletion of the run was cut off.
     """
+    if store.get(facts.run_id, DELETING) is not None:
+        raise half_deleted(store, facts.run_id)
     entries, lost = list[records.Entry](), set[int]()
     for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
         if isinstance(entry, Lost):

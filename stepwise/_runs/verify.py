@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
@@ -164,7 +165,7 @@ def delete_runs(
 ) -> int:
     """Delete a run with its child runs, even if only its marks are left.
 
-    Nothing of it is deleted if a process executes it.
+    Nothing is deleted if a process executes one of them.
 
     Args:
         children: finds the child runs; ``None`` to delete the run alone.
@@ -176,21 +177,25 @@ def delete_runs(
     Raises:
         RunBusyError: the run or a child run is being executed.
     """
-    with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
+    is_child = current_scope() is not None
+    with ExitStack() as held:
+        leases = [held.enter_context(Lease(store, run_id).acquire(child=is_child))]
         if not is_meant():
             return 0
         # Found under the lease: nobody begins another child run from here on.
         ids = [*children.below(run_id)] if children is not None else [run_id]
         for each in ids:
             refuse_shared(store, seal, each)
+        below = (Lease(store, each).acquire(child=is_child) for each in ids[1:])
+        leases += map(held.enter_context, below)  # first all of them
         beside = (journals.inbox_name(run_id), journals.stream_name(run_id))
         is_in_parts = len(ids) > 1 or any(journals.is_begun(store, each) for each in beside)
         if is_in_parts and next(iter(store.read(run_id)), None) is not None:
             # If a kill cuts the deletion off, the run is not to go on without these parts.
-            store.write(run_id, lease.epoch, Batch(put={journals.DELETING: b"by stepwise forget"}))
-        for child in reversed(ids[1:]):
-            delete_runs(store, seal, child)
-        _delete_held(store, seal, lease)
+            mark = Batch(put={journals.DELETING: b"by stepwise forget"})
+            store.write(run_id, leases[0].epoch, mark)
+        for lease in reversed(leases):
+            _delete_held(store, seal, lease)
     return len(ids)
 
 

@@ -409,6 +409,8 @@ def test_a_deletion_that_is_killed(tmp_path):
         before, ended = log.read_text(), start("goes on")
         if ended.returncode:
             refused += 1
+            with pytest.raises(stepwise.JournalLostError, match="its deletion was cut off"):
+                stepwise.get_run("r").fork()
             assert "its deletion was cut off" in ended.stderr
             assert log.read_text() == before
             python("-m", "stepwise", "forget", "r", "--yes", cwd=tmp_path, code=0)
@@ -417,6 +419,36 @@ def test_a_deletion_that_is_killed(tmp_path):
         assert stepwise.get_run("r").status == "completed"
         stepwise.get_run("r").delete()
     assert refused > (5 if WHOLE else 1)
+
+
+def test_a_run_whose_child_run_is_in_use_is_not_deleted():
+    """If a process has a child run, nothing is deleted, and the run goes on as before."""
+
+    @workflow
+    def first(x):
+        return work(x)
+
+    @workflow
+    def second(x):
+        return work(x)
+
+    @workflow
+    def outer():
+        return [first("a"), second("b")]
+
+    run = outer.options(run_id="r").execute()
+    for step_ in run.steps:
+        with (
+            Lease(run.store, step_.child).acquire(),
+            pytest.raises(stepwise.RunBusyError, match="is being executed"),
+        ):
+            run.delete()
+    assert [each.result for each in run.steps] == ["a", "b"]
+    assert [stepwise.get_run(each.child).status for each in run.steps] == ["completed"] * 2
+    run.forget(2)
+    assert outer.options(run_id="r")() == ["a", "b"]
+    run.delete()
+    assert stepwise.runs() == []
 
 
 def test_a_child_run_is_deleted_with_its_caller():
