@@ -464,16 +464,8 @@ def entries_of(store: Store, seal: Seal, facts: records.RunFacts) -> Iterator[re
 
 def read_one(store: Store, seal: Seal, run_id: str, number: int) -> records.Entry | None:
     """Return one record, or ``None`` if it is missing or does not verify."""
-    for found, data in store.read(run_id, after=number - 1):
-        if found == number:
-            opened = seal.opened(identity(run_id, number), data)
-            if opened is None:
-                break
-            return records.Entry(number, records.from_header(opened.header), opened.payload)
-        branched = _branched(seal, run_id, (found, data), number - 1)
-        shared = read_one(store, seal, branched.base, number) if branched is not None else None
-        return records.shared_entry(shared, branched) if shared and branched else None
-    return None
+    found, _ = next(read(store, seal, run_id, Position(number - 1, None)), (None, None))
+    return found if isinstance(found, records.Entry) and found.number == number else None
 
 
 def read_start(
