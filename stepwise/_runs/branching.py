@@ -374,14 +374,9 @@ class RunBranch:
         variation: the variables that it was given.
     """
 
-    def __init__(
-        self,
-        run: Any,
-        variation: Mapping[str, Any],
-        error: BaseException | None = None,
-    ) -> None:
+    def __init__(self, run: Any, variation: Mapping[str, Any]) -> None:
         self.run, self.variation = run, variation
-        self._error = error
+        self._error: BaseException | None = None  # what stopped it in this process
 
     def __repr__(self) -> str:
         shown = variation_text(shown_variables(self.run._facts(), self.variation))

@@ -63,7 +63,7 @@ from stepwise._journal.summary import (
 )
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
-from stepwise._runs.steps import known_facts, listed_checkpoint, moved, settled
+from stepwise._runs.steps import kept_checkpoints, known_facts, moved, settled
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.options import check_values
@@ -391,13 +391,10 @@ class ForkedRun:
 
 def _checkpoints(store: Store, seal: Seal, facts: records.RunFacts, cut: int) -> Iterator[Loaded]:
     """Yield the verified checkpoints up to a record, newest first, also those of a base."""
-    place, lowest = (store, seal, facts.run_id), cut
-    vault = Vault(*place)
-    for name in reversed(store.names(facts.run_id, PREFIX)):
-        loaded = listed_checkpoint(place, name, vault) if number_of(name) <= cut else None
-        if loaded is not None:
-            lowest = min(lowest, number_of(name))
-            yield loaded
+    lowest = cut
+    for loaded in kept_checkpoints((store, seal, facts.run_id), cut):
+        lowest = min(lowest, number_of(loaded.name))
+        yield loaded
     base = facts_of(store, seal, facts.base) if facts.base else None
     if base is not None:
         first = next(iter(store.read(facts.run_id)), (cut + 1, b""))[0]
