@@ -58,8 +58,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, current_scope
 from stepwise._execution.flows import Gong
 from stepwise._execution.waits import Parked
 from stepwise._journal.journal import seal_for, shown_call, shown_waiting
-from stepwise._journal.ledger import Figures, Ledger, Over
-from stepwise._journal.limit_store import HolderLease, StoredLedger, is_dead
+from stepwise._journal.ledger import Figures, HolderLease, Ledger, Over, StoredLedger, is_dead
 from stepwise._journal.records import Call, Outcome, RunWait, Waiting
 from stepwise._journal.seal import Seal
 from stepwise._matching.pool import Match

@@ -2,6 +2,6 @@
 
 The modules, each importing only from those before it::
 
-    seal records persons projection run_facts lease journal logs ledger limit_store cache
+    seal records persons projection run_facts lease journal logs ledger cache
     schedule_rows stream summary
 """

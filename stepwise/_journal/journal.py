@@ -464,16 +464,8 @@ def entries_of(store: Store, seal: Seal, facts: records.RunFacts) -> Iterator[re
 
 def read_one(store: Store, seal: Seal, run_id: str, number: int) -> records.Entry | None:
     """Return one record, or ``None`` if it is missing or does not verify."""
-    for found, data in store.read(run_id, after=number - 1):
-        if found == number:
-            opened = seal.opened(identity(run_id, number), data)
-            if opened is None:
-                break
-            return records.Entry(number, records.from_header(opened.header), opened.payload)
-        branched = _branched(seal, run_id, (found, data), number - 1)
-        shared = read_one(store, seal, branched.base, number) if branched is not None else None
-        return records.shared_entry(shared, branched) if shared and branched else None
-    return None
+    found, _ = next(read(store, seal, run_id, Position(number - 1, None)), (None, None))
+    return found if isinstance(found, records.Entry) and found.number == number else None
 
 
 def read_start(
@@ -774,6 +766,8 @@ def recorded_versions(
 _MOST_BESIDE = 8 << 20  # bytes of objects that wait for a record
 COPYING = "copying"
 """The name of an object beside the records of a run whose copy is not complete yet."""
+DELETING = "deleting"
+"""The name of an object beside the records of a run that is being deleted in several parts."""
 _ephemeral = ephemeral_seal()
 _NO_OBJECTS: Mapping[str, Data] = {}
 
@@ -890,7 +884,7 @@ class Journal:
 
         Raises:
             JournalLostError: acknowledged records of side effects are lost.
-            StoreError: the run is an incomplete copy.
+            StoreError: the run is an incomplete copy, or its deletion was cut off.
         """
         place, self._tolerant = (self.store, self.seal, self.run_id), tolerant
         marked = newest_mark(*place)  # first: its owner may write
@@ -1154,7 +1148,9 @@ class Journal:
         self._begin_chain()
 
     def _refuse_half(self) -> None:
-        """Raise ``StoreError`` for an incomplete copy of a run: the missing steps would repeat."""
+        """Raise ``StoreError`` for a run that is not whole: the missing steps would repeat."""
+        if self.names(DELETING):
+            raise half_deleted(self.store, self.run_id)
         if self.names(COPYING):
             run = shell_word(self.run_id)
             raise StoreError(
@@ -1242,6 +1238,16 @@ def owned_journal(
     """
     with Lease(store, run_id).acquire(child=child) as lease:
         yield Journal(store, seal, run_id, lease.epoch, fsync=fsync)
+
+
+def half_deleted(store: Store, run_id: str) -> JournalLostError:
+    """Return the error for a run whose deletion was cut off."""
+    return JournalLostError(
+        f"run {run_id!r} in {store.url} is not whole: its deletion was cut off, and child runs, "
+        f"messages or streams may be gone. Delete the rest: stepwise forget {shell_word(run_id)}",
+        run_id=run_id,
+        path=store.url,
+    )
 
 
 def seal_for(store: Store) -> Seal:

@@ -60,6 +60,7 @@ from stepwise._runs.fork import (
     refuse_answered,
     refuse_secrets,
     refuse_undone,
+    refuse_unknown,
     share,
 )
 from stepwise._runs.messages import forward
@@ -130,12 +131,8 @@ class BranchPoint:
                 "later step, or call the workflow itself with other arguments"
             )
         known = self.source.shared(self.cut, self.loaded).variables
-        for name in sorted(given.difference(known)):
-            assert self.loaded is not None
-            raise ConfigurationError(
-                f"run {self.run.id!r} has no variable {name!r} at {self.loaded.state.where}; only "
-                f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
-            )
+        if self.loaded is not None:
+            refuse_unknown(self.facts, self.loaded.state, known, sorted(given))
 
     def id_of(self, place: int, variation: Mapping[str, Any], effects: Any) -> str:
         """Return the id of a branch: the same for the same point, variables and policy.
@@ -377,14 +374,9 @@ class RunBranch:
         variation: the variables that it was given.
     """
 
-    def __init__(
-        self,
-        run: Any,
-        variation: Mapping[str, Any],
-        error: BaseException | None = None,
-    ) -> None:
+    def __init__(self, run: Any, variation: Mapping[str, Any]) -> None:
         self.run, self.variation = run, variation
-        self._error = error
+        self._error: BaseException | None = None  # what stopped it in this process
 
     def __repr__(self) -> str:
         shown = variation_text(shown_variables(self.run._facts(), self.variation))

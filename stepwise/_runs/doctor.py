@@ -47,6 +47,11 @@ class Finding:
     todo: str = ""
 
 
+def _judged(what: str, text: str, todo: str, *, is_good: bool) -> Finding:
+    """Return a finding that is a warning with its solution unless it is good."""
+    return Finding(what, "ok", text) if is_good else Finding(what, "warning", text, todo)
+
+
 def findings(version: str) -> Iterator[Finding]:
     """Return the result of every check.
 
@@ -80,12 +85,9 @@ def _versions(version: str) -> Iterator[Finding]:
     yield Finding("stepwise", "ok", f"{version}, {python}")
     found = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
     yield Finding("packages", "ok", ", ".join(found))
-    if sqlite3.sqlite_version_info < _SQLITE:
-        wanted = ".".join(map(str, _SQLITE))
-        todo = f"use a Python with SQLite {wanted} or newer"
-        yield Finding("SQLite", "warning", sqlite3.sqlite_version, todo)
-    else:
-        yield Finding("SQLite", "ok", sqlite3.sqlite_version)
+    todo = f"use a Python with SQLite {'.'.join(map(str, _SQLITE))} or newer"
+    is_good = sqlite3.sqlite_version_info >= _SQLITE
+    yield _judged("SQLite", sqlite3.sqlite_version, todo, is_good=is_good)
 
 
 def _store(store: Any, folder: str | None) -> Iterator[Finding]:
@@ -127,11 +129,8 @@ def _folder(folder: str) -> Iterator[Finding]:
     else:
         yield Finding("permissions", "ok", f"{folder} ({mode:o})")
     free = shutil.disk_usage(folder).free
-    text = f"{free / 2**30:.1f} GB free"
-    if free < _SPACE:
-        yield Finding("disk", "warning", text, "make room: stepwise prune --dry-run")
-    else:
-        yield Finding("disk", "ok", text)
+    text, todo = f"{free / 2**30:.1f} GB free", "make room: stepwise prune --dry-run"
+    yield _judged("disk", text, todo, is_good=free >= _SPACE)
 
 
 def _server(store: Any) -> Iterator[Finding]:
@@ -143,17 +142,11 @@ def _server(store: Any) -> Iterator[Finding]:
     yield Finding("server", "ok", f"PostgreSQL {facts.settings['server_version']}, {answered}")
     yield _durability(facts)
     yield from _replication(facts)
-    if facts.direct:
-        yield Finding("pooler", "ok", "none: messages to runs arrive at once")
-    else:
-        text = "there is one: messages to runs are looked for twice a second"
-        yield Finding("pooler", "ok", text)
+    pooled = "there is one: messages to runs are looked for twice a second"
+    yield Finding("pooler", "ok", "none: messages to runs arrive at once" * facts.direct or pooled)
     text = f"the server's is {abs(facts.ahead):.1f} s {'ahead' if facts.ahead > 0 else 'behind'}"
-    if abs(facts.ahead) > _CLOCKS:
-        todo = "synchronize the clocks (NTP): waits that another machine began end at other times"
-        yield Finding("clock", "warning", text, todo)
-    else:
-        yield Finding("clock", "ok", text)
+    todo = "synchronize the clocks (NTP): waits that another machine began end at other times"
+    yield _judged("clock", text, todo, is_good=abs(facts.ahead) <= _CLOCKS)
 
 
 def _durability(facts: Any) -> Finding:

@@ -36,11 +36,13 @@ from stepwise._execution.waits import Taken
 from stepwise._identity.identity import random_id
 from stepwise._journal import projection, records
 from stepwise._journal.journal import (
+    DELETING,
     SHARED,
     Lost,
     Position,
     beginning_of_branch,
     facts_of,
+    half_deleted,
     names_beside,
     owned_journal,
     read,
@@ -61,7 +63,7 @@ from stepwise._journal.summary import (
 )
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
-from stepwise._runs.steps import known_facts, listed_checkpoint, moved, settled
+from stepwise._runs.steps import kept_checkpoints, known_facts, moved, settled
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import shell_word
 from stepwise._runtime.options import check_values
@@ -166,6 +168,26 @@ def refuse_secrets(facts: records.RunFacts, names: Collection[str]) -> None:
             f"{name!r} {what} run {facts.run_id!r}, and a secret is never stored: give it when the "
             f"run goes on, by resume({name}=...) or branch(inputs=...){way}"
         )
+
+
+def refuse_unknown(
+    facts: records.RunFacts, state: State, known: Collection[str], names: Iterable[str]
+) -> None:
+    """Refuse to change variables that the frame does not have.
+
+    Args:
+        state: the checkpoint at which they would be changed.
+        known: the names of the variables that it has.
+
+    Raises:
+        ConfigurationError: the message lists these.
+    """
+    for name in names:
+        if name not in known:
+            raise errors.ConfigurationError(
+                f"run {facts.run_id!r} has no variable {name!r} at {state.where}; only its local "
+                f"variables and arguments can be set: {', '.join(known) or 'none'}"
+            )
 
 
 def refuse_undone(
@@ -295,7 +317,10 @@ def whole_records(
 
     Raises:
         CorruptStoreError: some cannot be read, and nobody has given them up.
+        JournalLostError: the deletion of the run was cut off.
     """
+    if store.get(facts.run_id, DELETING) is not None:
+        raise half_deleted(store, facts.run_id)
     entries, lost = list[records.Entry](), set[int]()
     for entry, at in read(store, seal, facts.run_id, Position(facts.pruned, None)):
         if isinstance(entry, Lost):
@@ -368,13 +393,10 @@ class ForkedRun:
 
 def _checkpoints(store: Store, seal: Seal, facts: records.RunFacts, cut: int) -> Iterator[Loaded]:
     """Yield the verified checkpoints up to a record, newest first, also those of a base."""
-    place, lowest = (store, seal, facts.run_id), cut
-    vault = Vault(*place)
-    for name in reversed(store.names(facts.run_id, PREFIX)):
-        loaded = listed_checkpoint(place, name, vault) if number_of(name) <= cut else None
-        if loaded is not None:
-            lowest = min(lowest, number_of(name))
-            yield loaded
+    lowest = cut
+    for loaded in kept_checkpoints((store, seal, facts.run_id), cut):
+        lowest = min(lowest, number_of(loaded.name))
+        yield loaded
     base = facts_of(store, seal, facts.base) if facts.base else None
     if base is not None:
         first = next(iter(store.read(facts.run_id)), (cut + 1, b""))[0]
@@ -662,12 +684,7 @@ class _NewRun:
         refuse_secrets(self._facts, variables)
         before, state = self._loaded.payload, self._loaded.state
         changed = list(state.changed)
-        unknown = [name for name in variables if name not in known]
-        if unknown:
-            raise errors.ConfigurationError(
-                f"run {self._facts.run_id!r} has no variable {unknown[0]!r} at {state.where}; only "
-                f"its local variables and arguments can be set: {', '.join(known) or 'none'}"
-            )
+        refuse_unknown(self._facts, state, known, variables)
         for name, value in variables.items():
             data, form = _codec.encode(value, f"the new value of {name!r}")
             before += bytes(data)

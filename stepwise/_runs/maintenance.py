@@ -30,8 +30,7 @@ from stepwise._calls.limited import figures_text
 from stepwise._journal.cache import CallCache, cache_of
 from stepwise._journal.journal import facts_of, open_head, seal_for, words_for
 from stepwise._journal.lease import Lease
-from stepwise._journal.ledger import Ledger
-from stepwise._journal.limit_store import drop_idle_ledgers, ledgers
+from stepwise._journal.ledger import Ledger, drop_idle_ledgers, ledgers
 from stepwise._journal.records import RunFacts
 from stepwise._journal.stream import StreamLog
 from stepwise._journal.summary import deaths_of

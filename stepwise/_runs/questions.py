@@ -32,7 +32,7 @@ from stepwise._journal.run_facts import Asked, Questions, Stop, stops_in
 from stepwise._journal.seal import Seal
 from stepwise._runs.messages import deliver, ended_error
 from stepwise._runs.steps import facts_to_go_on, known_facts, top_facts
-from stepwise._runtime.facts import NamedTuple, public
+from stepwise._runtime.facts import NamedTuple, PlainFacts, public
 from stepwise._runtime.messages import shell_word
 from stepwise._values.codec import Codec
 from stepwise._values.unpickling import Data
@@ -62,7 +62,7 @@ class Decision(NamedTuple):
 
 @public
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(PlainFacts):
     """A question of a run that waits for a person's answer.
 
     Args:
@@ -137,10 +137,6 @@ class Question:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return buttons("", [self])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes as plain data, for JSON, without unpickling."""
-        return {name: getattr(self, name) for name in self.__slots__ if name[0] != "_"}
 
 
 class RunQuestions:

@@ -8,6 +8,7 @@ recorded long after the calls that follow it.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 from bisect import bisect_left
@@ -358,16 +359,31 @@ def newest_checkpoint(
     Args:
         at: consider only checkpoints after this many steps or fewer.
     """
-    while True:
-        vault, unread = Vault(store, seal, run_id), set[str]()
-        for name in reversed(store.names(run_id, PREFIX)):
-            loaded = load_checkpoint(vault, name)
-            if loaded is None:
-                unread.add(name)
-            elif at is None or loaded.state.step <= at:
-                return loaded
-        if unread <= {*store.names(run_id, PREFIX)}:
-            return None  # else newer ones have taken their place meanwhile
+    for _ in range(_LOOKS):
+        try:
+            found = kept_checkpoints((store, seal, run_id))
+            return next((each for each in found if at is None or each.state.step <= at), None)
+        except StoreError as error:  # newer ones have taken the place of one meanwhile
+            if error.errno != errno.EAGAIN:
+                raise
+    raise moved(store, run_id)
+
+
+def kept_checkpoints(place: Place, until: float = math.inf) -> Iterator[Loaded]:
+    """Yield the checkpoints that verify, the newest first.
+
+    Args:
+        until: the number of the last record that they may follow.
+
+    Raises:
+        StoreError: one was deleted since; see :func:`moved`.
+    """
+    store, _, run_id = place
+    vault = Vault(*place)
+    for name in reversed(store.names(run_id, PREFIX)):
+        loaded = listed_checkpoint(place, name, vault) if number_of(name) <= until else None
+        if loaded is not None:
+            yield loaded
 
 
 def checkpoint_at(store: Store, seal: Seal, run_id: str, at: int, course: Course) -> Loaded | None:
@@ -388,8 +404,9 @@ def checkpoint_at(store: Store, seal: Seal, run_id: str, at: int, course: Course
         names = names[:first]
     if course.resumed == len(course.resumes):
         return _last_until(place, names, at)
-    found_ones = (listed_checkpoint(place, name) for name in reversed(names))  # of several attempts
-    return next((each for each in found_ones if each and each.state.step <= at), None)
+    last = number_of(names[-1]) if names else 0
+    found_ones = kept_checkpoints(place, last)  # of several attempts
+    return next((each for each in found_ones if each.state.step <= at), None)
 
 
 def listed_checkpoint(place: Place, name: str, vault: Vault | None = None) -> Loaded | None:

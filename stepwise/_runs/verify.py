@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from stepwise._checkpoints.checkpoints import PREFIX, load_checkpoint, number_of
@@ -57,9 +58,16 @@ class ChildRuns:
                 return self._all.get(run_id, [])
             if entry.call is not None and entry.call.child:
                 named[entry.call.child] = None
-        found = (journals.facts_of(self._store, self._seal, child) for child in named)
-        # The journal of a fork names child runs of its source.
-        return [each.run_id for each in found if each is not None and each.parent == run_id]
+        return [child for child in named if self._is_of(child, run_id)]
+
+    def _is_of(self, child: str, run_id: str) -> bool:
+        """Return whether a child run is a run's own; a fork's journal names those of its source."""
+        facts = journals.facts_of(self._store, self._seal, child)
+        if facts is not None:
+            return facts.parent == run_id
+        # A deletion that was cut off may have left its marks, which would report a loss.
+        is_family = child.partition("/")[0] == run_id.partition("/")[0]
+        return is_family and journals.newest_mark(self._store, self._seal, child).last > 0
 
     def below(self, run_id: str) -> Iterator[str]:
         """Yield the id of a run, and those of its child runs, each after the run that calls it."""
@@ -157,7 +165,7 @@ def delete_runs(
 ) -> int:
     """Delete a run with its child runs, even if only its marks are left.
 
-    Nothing of it is deleted if a process executes it.
+    Nothing is deleted if a process executes one of them.
 
     Args:
         children: finds the child runs; ``None`` to delete the run alone.
@@ -169,16 +177,25 @@ def delete_runs(
     Raises:
         RunBusyError: the run or a child run is being executed.
     """
-    with Lease(store, run_id).acquire(child=current_scope() is not None) as lease:
+    is_child = current_scope() is not None
+    with ExitStack() as held:
+        leases = [held.enter_context(Lease(store, run_id).acquire(child=is_child))]
         if not is_meant():
             return 0
         # Found under the lease: nobody begins another child run from here on.
         ids = [*children.below(run_id)] if children is not None else [run_id]
         for each in ids:
             refuse_shared(store, seal, each)
-        for child in reversed(ids[1:]):
-            delete_runs(store, seal, child)
-        _delete_held(store, seal, lease)
+        below = (Lease(store, each).acquire(child=is_child) for each in ids[1:])
+        leases += map(held.enter_context, below)  # first all of them
+        beside = (journals.inbox_name(run_id), journals.stream_name(run_id))
+        is_in_parts = len(ids) > 1 or any(journals.is_begun(store, each) for each in beside)
+        if is_in_parts and next(iter(store.read(run_id)), None) is not None:
+            # If a kill cuts the deletion off, the run is not to go on without these parts.
+            mark = Batch(put={journals.DELETING: b"by stepwise forget"})
+            store.write(run_id, leases[0].epoch, mark)
+        for lease in reversed(leases):
+            _delete_held(store, seal, lease)
     return len(ids)
 
 

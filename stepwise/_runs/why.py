@@ -11,12 +11,12 @@ import builtins
 import contextlib
 import json
 import linecache
+import math
 import os
 import re
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, islice, takewhile
 from typing import Any
 
@@ -75,12 +75,6 @@ class Moments:
             UnreadableValueError: they cannot be loaded here.
         """
         return without_hidden(self._facts, look_into(loaded))
-
-    def until(self, name: str | None) -> Iterator[Loaded]:
-        """Yield the checkpoints that verify, the newest first, from the one of a name on."""
-        first = len(self.names) if name is None else bisect_right(self.names, name)
-        found = (self.load(index) for index in reversed(range(first)))
-        return (each for each in found if each is not None)
 
 
 # -- history --------------------------------------------------------------------------------------
@@ -271,7 +265,7 @@ _SAMPLES = 48  # checkpoints looked at before the gap is halved
 
 @public
 @dataclass(frozen=True, slots=True)
-class FirstTrue:
+class FirstTrue(PlainFacts):
     """The first kept checkpoint at which an expression over the variables is true.
 
     Args:
@@ -298,8 +292,7 @@ class FirstTrue:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain data, with as many changes as 7,500 characters hold."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**facts, "changes": _fitting(self.changes)}
+        return {**PlainFacts.to_dict(self), "changes": _fitting(self.changes)}
 
     def __str__(self) -> str:
         if self.step is None:
@@ -614,8 +607,9 @@ class _RunReading:
         error = self._error()
         frames = self._frames()
         moments = Moments(self.place, facts)
-        named = None if at is None else self._checkpoint(at).name
-        newest, before = islice(chain(moments.until(named), (None, None)), 2)
+        until = math.inf if at is None else number_of(self._checkpoint(at).name)
+        found = run_steps.kept_checkpoints(self.place, until)
+        newest, before = islice(chain(found, (None, None)), 2)
         state = newest.state if newest is not None else None
         place = self._place(frames if at is None else (), state, then=at is not None)
         variables, left_out, changes = self._variables(moments, newest, before, place)

@@ -155,14 +155,15 @@ else:
 
 
 class PlainFacts:
-    """A dataclass of facts that JSON can hold."""
+    """A dataclass of facts that JSON can hold, but for private ones."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain data, for JSON."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        names = (name for name in self.__dataclass_fields__ if name[0] != "_")
+        return {name: getattr(self, name) for name in names}
 
 
 # -- public names ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from stepwise._runtime.retries import check_retries, is_seconds
+from stepwise._runtime.retries import is_seconds
 from stepwise.errors import ConfigurationError
 
 _LONGEST_NAME = 200  # characters
@@ -46,13 +46,6 @@ def check(kind: str, name: str, given: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"resources= of {kind} {name!r} say what an executor is to have: write "
             f"@{kind}(executor='ray', resources=...)"
-        )
-    if kind != "workflow":
-        check_retries(
-            given.get("retries", 0),
-            given.get("retry_on", Exception),
-            given.get("backoff"),
-            f"{kind} {name!r}",
         )
 
 
@@ -231,11 +224,20 @@ def _is_positive(value: Any) -> bool:
     return is_seconds(value) and value > 0
 
 
+def _is_count_or_zero(value: Any) -> bool:
+    return _is_count(value) or (value == 0 and type(value) is int)
+
+
 def _are_exceptions(value: Any) -> bool:
     return all(
         isinstance(kind, type) and issubclass(kind, BaseException)
         for kind in (value if isinstance(value, tuple) else (value,))
     )
+
+
+def _are_retried(value: Any) -> bool:
+    is_function = callable(value) and not isinstance(value, type)
+    return is_function or _are_exceptions(value)
 
 
 def _are_tags(value: Any) -> bool:
@@ -290,11 +292,21 @@ def is_cache(value: Any) -> bool:
     return seconds is not None and seconds() > 0
 
 
+_OF_RETRIES: dict[str, Allowed] = {
+    "retries": (_is_count_or_zero, "a number, 0 or more"),
+    "retry_on": (
+        _are_retried,
+        "an exception class, a tuple of them, or a function of the exception that returns a bool",
+    ),
+    "backoff": (
+        lambda value: value is None or callable(value) or is_seconds(value),
+        "seconds, a function of the attempt's number that returns seconds, or a tenacity wait",
+    ),
+}
+
 _OF_STEPS: dict[str, Allowed | None] = {
     **_OF_ALL,
-    "retries": None,
-    "retry_on": None,
-    "backoff": None,
+    **_OF_RETRIES,
     "timeout": (
         _or_none(_is_positive),
         "seconds, above 0; None for as long as it takes",
@@ -396,11 +408,9 @@ _OF_WORKFLOWS: dict[str, Allowed | None] = {
 
 _NAME_GIVEN: Allowed = (_is_text, "a text, not empty")
 _NUMBER: Allowed = (_is_count, "a number, 1 or more")
-_FROM_ZERO: Allowed = (
-    lambda value: _is_count(value) or (value == 0 and type(value) is int),
-    "a number, 0 or more",
-)
+_FROM_ZERO: Allowed = _OF_RETRIES["retries"]
 _OF_CLASSIC: dict[str, Allowed] = {
+    **_OF_RETRIES,
     "id": _NAME_GIVEN,
     "name": _NAME_GIVEN,
     "run_id": (_is_run_id, _RUN_ID),

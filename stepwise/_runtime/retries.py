@@ -17,30 +17,6 @@ Backoff = Union[float, Callable[..., float], None]
 _FIRST_WAIT, _LONGEST_WAIT, _JITTER = 0.1, 30.0, 0.1  # seconds
 
 
-def check_retries(retries: int, retry_on: RetryOn, backoff: Backoff, what: str) -> None:
-    """Refuse invalid options.
-
-    Raises:
-        ConfigurationError: the message names the option and its valid values.
-    """
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise ConfigurationError(f"retries={retries!r} of {what}: it must be a number, 0 or more")
-    kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
-    for kind in kinds:
-        is_error = isinstance(kind, type) and issubclass(kind, BaseException)
-        is_function = callable(kind) and not isinstance(kind, type)
-        if not is_error and (isinstance(retry_on, tuple) or not is_function):
-            raise ConfigurationError(
-                f"retry_on={retry_on!r} of {what}: it must be an exception class, a tuple of them, "
-                "or a function of the exception that returns a bool"
-            )
-    if not (backoff is None or callable(backoff) or is_seconds(backoff)):
-        raise ConfigurationError(
-            f"backoff={backoff!r} of {what}: it must be a number of seconds, a function of the "
-            "number of the attempt that returns seconds, or one of tenacity's wait strategies"
-        )
-
-
 def is_seconds(value: Any) -> bool:
     """Return whether a value is a number of seconds that a program can wait."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

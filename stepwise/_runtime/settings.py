@@ -51,13 +51,14 @@ import functools
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 from stepwise._runtime.facts import public
 from stepwise.errors import ConfigurationError
 
+T = TypeVar("T")
 Cache = Union[Literal["dev"], timedelta, None]
 """Which results answer equal calls of other runs: those of development, or up to an age."""
 ClassFields = Mapping[Any, "str | Iterable[str]"]
@@ -162,22 +163,26 @@ def _amount(name: str, value: Any) -> Any:
 
 
 class _Settings:
+    """The values of :func:`configure`; one that it was not given is ``_UNSET``."""
+
     def __init__(self) -> None:
         self.store: Any = None
-        self.quiet: bool | None = None
-        self.encrypt: bool | None = None
-        self.trust: str | None = None
-        self.record_arguments: bool | None = None
-        self.record_locals: bool | None = None
+        self.quiet: Any = _UNSET
+        self.encrypt: Any = _UNSET
+        self.trust: Any = _UNSET
+        self.record_arguments: Any = _UNSET
+        self.record_locals: Any = _UNSET
         self.on_changed = "keep"
         self.grace = 10.0
         self.injected: frozenset[str] = frozenset()
+        self.volatile: FieldNames = {}
+        self.references: FieldNames = {}
         self.fields = Fields({}, {})
         self.secret_names: frozenset[str] = frozenset()
-        self.suspend_after: float | object | None = _UNSET
+        self.suspend_after: Any = _UNSET
         self.suspend_by_default = _SUSPEND_AFTER
-        self.stream_limit: int | object | None = _UNSET
-        self.cache_size: int | None = None
+        self.stream_limit: Any = _UNSET
+        self.cache_size: Any = _UNSET
         self.retain: Retain | None = None
 
 
@@ -233,55 +238,19 @@ def configure(
     Raises:
         ConfigurationError: a setting is invalid.
     """
-    if store is not None:
-        _settings.store = _checked_store(store)
-    recorded = {"record_arguments": record_arguments, "record_locals": record_locals}
-    _switch({"quiet": quiet, "encrypt": encrypt, **recorded})
-    _settings.suspend_after = _seconds_or_never(suspend_after)
-    _set_amounts(grace, stream_limit, cache_size)
-    _settings.retain = _checked_retention(retain)
-    if trust is not None:
-        _settings.trust = _checked_trust(trust, f"configure(trust={trust!r})")
-    _settings.on_changed = _checked_policy(on_changed)
-    _set_names(injected, secret_names, volatile, references)
+    given = {name: each for name, each in locals().items() if each is not _UNSET}
+    given = {n: each for n, each in given.items() if each is not None or n in _MAY_BE_NONE}
+    what = {name: f"configure({name}={each!r:.100})" for name, each in given.items()}
+    vars(_settings).update({n: _CHECKS[n](each, what[n]) for n, each in given.items()})
+    if "volatile" in given or "references" in given:
+        _settings.fields = Fields(_settings.volatile, _settings.references)
 
 
-def _set_amounts(grace: Any, stream_limit: Any, cache_size: Any) -> None:
-    if grace is not None:
-        _settings.grace = _seconds(grace, f"configure(grace={grace!r})")
-    _settings.stream_limit = _chosen_limit(stream_limit)
-    if cache_size is not None:
-        _settings.cache_size = _bytes_or_none(cache_size, f"configure(cache_size={cache_size!r})")
-
-
-def _set_names(
-    injected: Iterable[str] | None,
-    secret_names: Iterable[str] | None,
-    volatile: ClassFields | None,
-    references: ClassFields | None,
-) -> None:
-    if volatile is not None or references is not None:
-        _settings.fields = _changed_fields(_settings.fields, volatile, references)
-    if injected is not None:
-        _settings.injected = _names(injected)
-    if secret_names is not None:
-        _settings.secret_names = frozenset(map(plain_name, _names(secret_names)))
-
-
-def _names(given: Iterable[str]) -> frozenset[str]:
+def _names(given: Iterable[str], _: str = "") -> frozenset[str]:
     return frozenset((given,) if isinstance(given, str) else given)
 
 
-def _changed_fields(
-    known: Fields, volatile: ClassFields | None, references: ClassFields | None
-) -> Fields:
-    return Fields(
-        known.volatile if volatile is None else _by_name(volatile, "volatile"),
-        known.references if references is None else _by_name(references, "references"),
-    )
-
-
-def _checked_store(store: Any) -> Any:
+def _checked_store(store: Any, _: str) -> Any:
     if isinstance(store, (str, os.PathLike)) or hasattr(store, "acquire"):
         return store
     raise ConfigurationError(
@@ -366,19 +335,30 @@ def test_home() -> str:
     return os.environ.get("STEPWISE_TEST_HOME", "")
 
 
+def _environment(variable: str, read: Callable[[Any, str], T], default: T) -> T:
+    """Return what a variable of the environment says, or a default if it is not set.
+
+    Args:
+        read: returns the value of a text; gets the variable with the text for its message, too.
+    """
+    text = os.environ.get(variable, "").strip().lower()
+    return read(text, f"{variable}={text!r}") if text else default
+
+
+def _chosen(name: str, variable: str, read: Callable[[Any, str], T], default: T) -> T:
+    """Return a setting: as configured, else as the environment has it, else the default."""
+    value: Any = getattr(_settings, name)
+    return _environment(variable, read, default) if value is _UNSET else value
+
+
 def fresh() -> bool:
     """Return whether every workflow called from outside a run starts a new run."""
-    return _flag("STEPWISE_FRESH")
+    return _environment("STEPWISE_FRESH", _flag, default=False)
 
 
 def start() -> str:
     """Return the default of ``start=``: ``same``, ``unfinished``, ``new``; or empty."""
-    text = os.environ.get("STEPWISE_START", "").strip().lower()
-    if text not in ("", "same", "unfinished", "new"):
-        raise ConfigurationError(
-            f"STEPWISE_START={text!r}: use 'same', 'unfinished' or 'new'; see start= of @workflow"
-        )
-    return text
+    return _environment("STEPWISE_START", _one_of("same", "unfinished", "new"), "")
 
 
 def resume() -> str:
@@ -388,7 +368,7 @@ def resume() -> str:
 
 def progress() -> bool | None:
     """Return whether runs show progress, on a terminal or in a notebook; ``None`` if unset."""
-    return _flag("STEPWISE_PROGRESS") if os.environ.get("STEPWISE_PROGRESS", "").strip() else None
+    return _environment("STEPWISE_PROGRESS", _flag, default=None)
 
 
 def debug() -> bool:
@@ -398,15 +378,7 @@ def debug() -> bool:
 
 def encrypt() -> bool:
     """Return whether stored data are encrypted."""
-    return _flag("STEPWISE_ENCRYPT") if _settings.encrypt is None else _settings.encrypt
-
-
-def _checked_policy(on_changed: object) -> str:
-    if on_changed in (None, "keep", "rerun", "ask"):
-        return str(on_changed or _settings.on_changed)
-    raise ConfigurationError(
-        f"configure(on_changed={on_changed!r}): it must be 'keep', 'rerun' or 'ask'"
-    )
+    return _chosen("encrypt", "STEPWISE_ENCRYPT", _flag, default=False)
 
 
 def on_changed() -> str:
@@ -416,44 +388,17 @@ def on_changed() -> str:
 
 def record_arguments() -> bool:
     """Return whether the arguments of every step are recorded in full."""
-    chosen = _settings.record_arguments
-    return _flag("STEPWISE_RECORD_ARGUMENTS") if chosen is None else chosen
+    return _chosen("record_arguments", "STEPWISE_RECORD_ARGUMENTS", _flag, default=False)
 
 
 def record_locals() -> bool:
     """Return whether failures are recorded with local variables."""
-    chosen = _settings.record_locals
-    return _flag("STEPWISE_RECORD_LOCALS") if chosen is None else chosen
-
-
-def _seconds_or_never(suspend_after: Any) -> Any:
-    if suspend_after is _UNSET:
-        return _settings.suspend_after
-    if suspend_after is None:
-        return None
-    return _seconds(suspend_after, f"configure(suspend_after={suspend_after!r})", "None")
-
-
-def _switch(chosen: Mapping[str, Any]) -> None:
-    for name, on in chosen.items():
-        if on is not None and not isinstance(on, bool):
-            raise ConfigurationError(f"configure({name}={on!r}): it must be True or False")
-        vars(_settings).update({name: on} if on is not None else {})
+    return _chosen("record_locals", "STEPWISE_RECORD_LOCALS", _flag, default=False)
 
 
 def trusts_data_only() -> bool:
     """Return whether this process loads no pickles."""
-    trust = _settings.trust
-    if trust is None:
-        text = os.environ.get("STEPWISE_TRUST", "").strip().lower()
-        trust = _checked_trust(text or "all", f"STEPWISE_TRUST={text!r}")
-    return trust == "data"
-
-
-def _checked_trust(trust: Any, what: str) -> str:
-    if trust not in ("all", "data"):
-        raise ConfigurationError(f"{what}: use 'all' or 'data'")
-    return str(trust)
+    return _chosen("trust", "STEPWISE_TRUST", _one_of("all", "data"), "all") == "data"
 
 
 def grace() -> float:
@@ -463,73 +408,44 @@ def grace() -> float:
 
 def quiet() -> bool:
     """Return whether notices stay off stderr."""
-    return _flag("STEPWISE_QUIET") if _settings.quiet is None else _settings.quiet
+    return _chosen("quiet", "STEPWISE_QUIET", _flag, default=False)
 
 
 def suspend_after() -> float | None:
     """Return the seconds that a run waits before it suspends; ``None`` if it never suspends."""
-    if _settings.suspend_after is not _UNSET:
-        return _settings.suspend_after  # type: ignore[return-value]
-    text = os.environ.get("STEPWISE_SUSPEND_AFTER", "").strip().lower()
-    if text in ("", "never"):
-        return None if text else _settings.suspend_by_default
-    return _seconds(text, f"STEPWISE_SUSPEND_AFTER={text!r}", "never")
+    default: float | None = _settings.suspend_by_default
+    return _chosen("suspend_after", "STEPWISE_SUSPEND_AFTER", _seconds_or_never, default)
 
 
 def stream_limit() -> int | None:
     """Return the bytes that the streams of one run may hold; ``None`` for no limit."""
-    if _settings.stream_limit is not _UNSET:
-        return _settings.stream_limit  # type: ignore[return-value]
-    text = os.environ.get("STEPWISE_STREAM_LIMIT", "").strip()
-    return _bytes_or_none(text, f"STEPWISE_STREAM_LIMIT={text!r}") if text else None
+    return _chosen("stream_limit", "STEPWISE_STREAM_LIMIT", _bytes_or_none, None)
 
 
 def cache_size() -> int:
     """Return the bytes that the cache of a store may take."""
-    if _settings.cache_size is not None:
-        return _settings.cache_size
-    text = os.environ.get("STEPWISE_CACHE_SIZE", "").strip()
-    chosen = _bytes_or_none(text, f"STEPWISE_CACHE_SIZE={text!r}") if text else None
-    return _CACHE_SIZE if chosen is None else chosen
+    return _chosen("cache_size", "STEPWISE_CACHE_SIZE", _bytes, _CACHE_SIZE)
 
 
 def cache_age(cache: Cache) -> float | None:
     """Return the age in seconds up to which results answer equal calls; ``None`` for no cache."""
     if cache != "dev":
         return None if cache is None else cache.total_seconds()
-    text = os.environ.get("STEPWISE_ENV", "").strip().lower()
-    if text not in ("", "development", "production"):
-        raise ConfigurationError(f"STEPWISE_ENV={text!r}: use 'development' or 'production'")
-    return None if text == "production" else math.inf
+    where = _environment("STEPWISE_ENV", _one_of("development", "production"), "")
+    return None if where == "production" else math.inf
 
 
-def _chosen_limit(given: Any) -> Any:
-    if given is _UNSET:
-        return _settings.stream_limit
-    return _bytes_or_none(given, f"configure(stream_limit={given!r})")
-
-
-def _checked_retention(given: Any) -> Any:
-    if given is _UNSET:
-        return _settings.retain
+def _checked_retention(given: Any, what: str) -> Any:
     if given is None or hasattr(given, "streams"):
         return given
     raise ConfigurationError(
-        f"configure(retain={given!r:.100}): write retain=stepwise.Retain(age=30 * 86400, "
-        "runs=100_000), or None"
+        f"{what}: write retain=stepwise.Retain(age=30 * 86400, runs=100_000), or None"
     )
 
 
 def retain() -> Retain | None:
     """Return what is kept of ended runs; ``None`` for all."""
     return _settings.retain
-
-
-def _bytes_or_none(given: Any, what: str) -> int | None:
-    number = int(given) if isinstance(given, str) and given.isdecimal() else given
-    if number is None or (type(number) is int and number >= 0):
-        return number
-    raise ConfigurationError(f"{what} is not a number of bytes: give 0 or more, or None")
 
 
 def traveling() -> dict[str, Any]:
@@ -542,8 +458,8 @@ def traveling() -> dict[str, Any]:
         "encrypt": encrypt(),
         "trust": "data" if trusts_data_only() else "all",
         "injected": known.injected,
-        "volatile": known.fields.volatile,
-        "references": known.fields.references,
+        "volatile": known.volatile,
+        "references": known.references,
         "secret_names": known.secret_names,
         "record_arguments": record_arguments(),
         "record_locals": record_locals(),
@@ -557,21 +473,21 @@ def traveling() -> dict[str, Any]:
 def adopt(settings: Mapping[str, Any]) -> None:
     """Take over the settings of another process; see :func:`traveling`."""
     known = _settings
-    known.encrypt, known.trust = settings["encrypt"], settings["trust"]
+    for name in ("encrypt", "trust", "record_arguments", "record_locals", "suspend_after"):
+        setattr(known, name, settings.get(name, _UNSET))
     known.injected |= settings["injected"]
     known.secret_names |= settings["secret_names"]
-    known.fields = Fields(
-        {**known.fields.volatile, **settings["volatile"]},
-        {**known.fields.references, **settings["references"]},
-    )
-    known.suspend_after = settings.get("suspend_after", _UNSET)
-    known.record_arguments = settings["record_arguments"]
-    known.record_locals = settings["record_locals"]
+    known.volatile = {**known.volatile, **settings["volatile"]}
+    known.references = {**known.references, **settings["references"]}
+    known.fields = Fields(known.volatile, known.references)
 
 
 def suspend_soon(seconds: float) -> None:
     """Set the default after which runs of this process suspend, unless configured otherwise."""
     _settings.suspend_by_default = seconds
+
+
+# -- checks --------------------------------------------------------------------------------------
 
 
 def _seconds(given: Any, what: str, never: str = "") -> float:
@@ -585,13 +501,65 @@ def _seconds(given: Any, what: str, never: str = "") -> float:
     return seconds
 
 
-def _flag(name: str) -> bool:
-    text = os.environ.get(name, "").strip().lower()
-    if text in ("", "0", "false", "no", "off"):
+def _seconds_or_never(given: Any, what: str) -> float | None:
+    if given in (None, "never"):
+        return None
+    return _seconds(given, what, "never" if isinstance(given, str) else "None")
+
+
+def _bytes(given: Any, what: str) -> int:
+    number = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if type(number) is int and number >= 0:
+        return number
+    raise ConfigurationError(f"{what} is not a number of bytes: give 0 or more, or None")
+
+
+def _bytes_or_none(given: Any, what: str) -> int | None:
+    return None if given is None else _bytes(given, what)
+
+
+def _switch(given: Any, what: str) -> bool:
+    if isinstance(given, bool):
+        return given
+    raise ConfigurationError(f"{what}: it must be True or False")
+
+
+def _flag(text: str, what: str) -> bool:
+    if text in ("0", "false", "no", "off"):
         return False
     if text in ("1", "true", "yes", "on"):
         return True
-    raise ConfigurationError(f"{name}={text!r} is neither yes nor no: set it to 1 or 0")
+    raise ConfigurationError(f"{what} is neither yes nor no: set it to 1 or 0")
+
+
+def _one_of(*words: str) -> Callable[[Any, str], str]:
+    def check(given: Any, what: str) -> str:
+        if given in words:
+            return str(given)
+        *others, last = map(repr, words)
+        raise ConfigurationError(f"{what}: use {', '.join(others)} or {last}")
+
+    return check
+
+
+_MAY_BE_NONE = ("suspend_after", "stream_limit", "retain")
+"""The settings for which ``None`` is a value."""
+
+_CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
+    "store": _checked_store,
+    **dict.fromkeys(("quiet", "encrypt", "record_arguments", "record_locals"), _switch),
+    "trust": _one_of("all", "data"),
+    "injected": _names,
+    "volatile": lambda given, _: _by_name(given, "volatile"),
+    "references": lambda given, _: _by_name(given, "references"),
+    "grace": _seconds,
+    "suspend_after": _seconds_or_never,
+    "secret_names": lambda given, _: frozenset(map(plain_name, _names(given))),
+    "on_changed": _one_of("keep", "rerun", "ask"),
+    "stream_limit": _bytes_or_none,
+    "cache_size": _bytes,
+    "retain": _checked_retention,
+}
 
 
 # -- passwords in the URLs of stores ---------------------------------------------------------------

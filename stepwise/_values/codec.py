@@ -587,7 +587,7 @@ def encode(value: object, what: str = "the value") -> Encoded:
         raise _not_recordable(value, what, error) from error
 
 
-def encode_for_afar(values: tuple[Any, ...], what: str = "the value") -> Encoded:
+def encode_for_afar(values: tuple[Any, ...]) -> Encoded:
     """Encode values for a process with another ``__main__``: code of ``__main__`` goes by value.
 
     Returns:
@@ -605,9 +605,9 @@ def encode_for_afar(values: tuple[Any, ...], what: str = "the value") -> Encoded
             data = dump((*values, {name: main[name] for name in by_value.names}), by_value)
         return Encoded(data, PYTHON)
     except MemoryError as error:
-        raise ran_out(f"{what} was recorded", error) from None
+        raise ran_out("the value was recorded", error) from None
     except Exception as error:
-        raise _not_recordable(values, what, error) from error
+        raise _not_recordable(values, "the value", error) from error
 
 
 def _encode(value: object) -> Encoded:

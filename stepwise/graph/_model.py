@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from stepwise._runtime.facts import public
 from stepwise._runtime.options import check_kind, check_takes, check_values
-from stepwise._runtime.retries import Backoff, RetryOn, check_retries
+from stepwise._runtime.retries import Backoff, RetryOn
 from stepwise._values import digest
 from stepwise._workflows.host import label_of
 from stepwise.errors import ConfigurationError
@@ -90,7 +90,8 @@ class Node:
         check_values("a node", id=self.id)
         if self.function is not None:
             check_takes(f"the function of node {self.id!r}", self.function, "memory")
-        check_retries(self.retries, self.retry_on, self.backoff, f"node {self.id!r}")
+        retried = {"retries": self.retries, "retry_on": self.retry_on, "backoff": self.backoff}
+        check_values(f"node {self.id!r}", **retried)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from stepwise._calls import limited
 from stepwise._calls.limited import figures_of
 from stepwise._calls.rate_limits import left_of, refusal_of
 from stepwise._journal.journal import seal_for
-from stepwise._journal.limit_store import LIMITS, HolderLease, StoredLedger, is_dead, ledgers
+from stepwise._journal.ledger import LIMITS, HolderLease, StoredLedger, is_dead, ledgers
 from stepwise._runtime import clock, settings
 from stepwise.stores import Batch, open_store
 
@@ -514,10 +514,10 @@ def test_a_restart_of_the_machine(tmp_path, monkeypatch):
         change.grant("1/1.0", change.at)
         change.bury("1/1.0", change.at)
     day = time.time()
-    monkeypatch.setattr("stepwise._journal.limit_store._boot", lambda: "another")
-    monkeypatch.setattr("stepwise._journal.limit_store.clock.elapsed", lambda: 3.0)
+    monkeypatch.setattr("stepwise._journal.ledger._boot", lambda: "another")
+    monkeypatch.setattr("stepwise._journal.ledger.clock.elapsed", lambda: 3.0)
     for later, room in ((10, 0), (45, 0), (52, 2)):
-        monkeypatch.setattr("stepwise._journal.limit_store.time.time", lambda: day + later)  # noqa: B023
+        monkeypatch.setattr("stepwise._journal.ledger.time.time", lambda: day + later)  # noqa: B023
         assert found.read().room()[0] == room
 
 

@@ -142,7 +142,7 @@ def test_off_by_default(store):
 def test_the_environment(monkeypatch):
     """``STEPWISE_RECORD_LOCALS=1`` does the same as ``configure()``."""
     stepwise.configure()
-    stepwise._runtime.settings._settings.record_locals = None
+    stepwise._runtime.settings._settings.record_locals = stepwise._runtime.settings._UNSET
     monkeypatch.setenv("STEPWISE_RECORD_LOCALS", "1")
 
     @workflow

@@ -69,7 +69,7 @@ _OPERATION = [
     ),
     _mutant(
         "a ledger is deleted while its requests count",
-        "_journal/limit_store.py",
+        "_journal/ledger.py",
         "elif found is None or found.is_idle():",
         "else:",
         "test_retention.py::test_ledgers_of_idle_values",
@@ -1161,7 +1161,7 @@ _LIMITS = [
     ),
     _mutant(
         "what a dead process held is never given back",
-        "_journal/limit_store.py",
+        "_journal/ledger.py",
         "return owner is None or (bool(owner.since) and repr(owner.since) != since)",
         "return False",
         "test_limited.py::test_holders",

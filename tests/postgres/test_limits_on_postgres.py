@@ -14,7 +14,7 @@ import stepwise
 from stepwise import Limit
 from stepwise._calls import limited
 from stepwise._journal.journal import seal_for
-from stepwise._journal.limit_store import HolderLease, is_dead, ledgers
+from stepwise._journal.ledger import HolderLease, is_dead, ledgers
 from stepwise.stores.postgres import PostgresStore
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
@@ -44,7 +44,7 @@ def test_processes_on_a_server_share_a_limit(postgres):
 
 def test_the_clock_is_that_of_the_server(store, monkeypatch):
     """The time of day of this machine decides nothing."""
-    monkeypatch.setattr("stepwise._journal.limit_store.time.time", lambda: 0.0)
+    monkeypatch.setattr("stepwise._journal.ledger.time.time", lambda: 0.0)
     stepwise.configure(store=store)
     with Limit("api", requests=2, per=600):
         pass

@@ -12,7 +12,7 @@ from stepwise import Limit, Retain, emit, step, workflow
 from stepwise._calls import limited
 from stepwise._journal.journal import seal_for
 from stepwise._journal.lease import Lease
-from stepwise._journal.limit_store import StoredLedger, drop_idle_ledgers, ledgers
+from stepwise._journal.ledger import StoredLedger, drop_idle_ledgers, ledgers
 from stepwise._runs import maintenance, verify
 from stepwise._runs import run as runs
 from stepwise._runs.maintenance import Retention

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 
 import pytest
 from click.testing import CliRunner
+from harness import WHOLE, python
 from killed import forget_process
 from outside import Log
 
@@ -338,6 +340,115 @@ def test_delete():
     forget_process()
     assert parent() == ["a"]
     assert done == ["a", "a"]
+
+
+KILLED = """
+import os, signal, sys
+import stepwise
+from stepwise import emit, tool, workflow
+from stepwise._runs import verify
+from stepwise.stores.disk import DiskStore
+
+stepwise.configure(suspend_after=0)
+_, what, kill = sys.argv
+changes = 0
+
+def killing(method):
+    def changed(*args, **more):
+        global changes
+        for step in (method, None):
+            if step is not None:
+                result = step(*args, **more)
+            changes += 1
+            if changes == int(kill):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return changed
+
+@tool(side_effect=True)
+def pay(whom):
+    with open("log", "a") as file:
+        print(whom, file=file, flush=True)
+
+@workflow
+def inner(whom):
+    pay(whom)
+    if what == "fails":
+        raise ValueError(whom)
+
+@workflow
+def outer():
+    pay("a")
+    emit("paid")
+    inner("b")
+    inner("c")
+
+if what == "deletes":
+    for name in ("write", "delete"):
+        setattr(DiskStore, name, killing(getattr(DiskStore, name)))
+    verify.bury_anchor = killing(verify.bury_anchor)
+    stepwise.get_run("r").delete()
+else:
+    outer.options(run_id="r")()
+"""
+
+
+def test_a_deletion_that_is_killed(tmp_path):
+    """Wherever a deletion is killed, the run is whole or asks for the rest, then begins anew."""
+    (tmp_path / "program.py").write_text(KILLED, encoding="utf-8")
+    log, refused = tmp_path / "log", 0
+
+    def start(what, kill=0):
+        return python("program.py", what, str(kill), cwd=tmp_path)
+
+    for kill in itertools.count(1) if WHOLE else itertools.count(2, 3):
+        log.write_text("")
+        assert "ValueError" in start("fails").stderr
+        if start("deletes", kill).returncode == 0:
+            break
+        before, ended = log.read_text(), start("goes on")
+        if ended.returncode:
+            refused += 1
+            with pytest.raises(stepwise.JournalLostError, match="its deletion was cut off"):
+                stepwise.get_run("r").fork()
+            assert "its deletion was cut off" in ended.stderr
+            assert log.read_text() == before
+            python("-m", "stepwise", "forget", "r", "--yes", cwd=tmp_path, code=0)
+            assert start("goes on").returncode == 0
+            assert log.read_text() == f"{before}a\nb\nc\n"
+        assert stepwise.get_run("r").status == "completed"
+        stepwise.get_run("r").delete()
+    assert refused > (5 if WHOLE else 1)
+
+
+def test_a_run_whose_child_run_is_in_use_is_not_deleted():
+    """If a process has a child run, nothing is deleted, and the run goes on as before."""
+
+    @workflow
+    def first(x):
+        return work(x)
+
+    @workflow
+    def second(x):
+        return work(x)
+
+    @workflow
+    def outer():
+        return [first("a"), second("b")]
+
+    run = outer.options(run_id="r").execute()
+    for step_ in run.steps:
+        with (
+            Lease(run.store, step_.child).acquire(),
+            pytest.raises(stepwise.RunBusyError, match="is being executed"),
+        ):
+            run.delete()
+    assert [each.result for each in run.steps] == ["a", "b"]
+    assert [stepwise.get_run(each.child).status for each in run.steps] == ["completed"] * 2
+    run.forget(2)
+    assert outer.options(run_id="r")() == ["a", "b"]
+    run.delete()
+    assert stepwise.runs() == []
 
 
 def test_a_child_run_is_deleted_with_its_caller():

@@ -115,7 +115,7 @@ def test_every_reporter_is_in_the_sweep(undisturbed):
         "stepwise._execution.changes._tell_lost": "test_random_changes.py",
         "stepwise._calls.limited._tell_figures": "test_limited.py",
         "stepwise._calls.limited._settle": "test_limited.py",
-        "stepwise._journal.limit_store._tell_damaged": "test_limited.py",
+        "stepwise._journal.ledger._tell_damaged": "test_limited.py",
         "stepwise._calls.call._tell_failure": "test_instrument.py",
         "stepwise._workflows.frame.Complaints.no_memory": "test_limits.py",
         "stepwise._execution.tasks._report": "test_sigterm.py",
