@@ -89,6 +89,46 @@ def test_sentinels(name):
     survives(SENTINELS[name], exactly=False)
 
 
+SHARED = {
+    "a list and a table": """
+        TOOLS, TABLE = [1, 2], {"rows": [[1], [2]], 3: {4}}
+
+        class Agent:
+            pass
+
+        @workflow
+        def run():
+            tools, table, agent = TOOLS, TABLE, Agent()
+            agent.tools, agent.rows, agent.all = tools, table["rows"], [table, table["rows"][1]]
+            work(1)
+            tools.append(work(2))
+            agent.rows[0].append(work(3))
+            work(4)
+            return [
+                agent.tools is tools, agent.rows is table["rows"], agent.all[0] is table,
+                agent.all[1] is agent.rows[1], agent.tools, repr(table),
+            ]
+    """,
+    "one that holds itself": """
+        RING = [0]
+        RING.append(RING)
+
+        @workflow
+        def run():
+            ring, held = RING, [RING]
+            work(1)
+            ring[0] = work(2)
+            return [ring[1] is ring, held[0] is ring, held[0][0]]
+    """,
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_container_of_the_module_stays_shared_among_variables(name):
+    """A list of the module that two variables hold, in part or whole, is one list after a kill."""
+    survives(SHARED[name], exactly=False)
+
+
 def test_a_sentinel_of_another_module(tmp_path, monkeypatch):
     """A sentinel is found though its class is of another module than the one that holds it."""
     monkeypatch.syspath_prepend(tmp_path)
