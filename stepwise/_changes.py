@@ -33,6 +33,7 @@ import enum
 import functools
 import hashlib
 import io
+import itertools
 import re
 import sys
 import types
@@ -414,6 +415,8 @@ _PROGRESS: dict[str, Callable[[Any], Any]] = {
 def _progress_of(obj: Any) -> Any:
     """Return the progress of an object that can be read but not restored."""
     try:
+        if type(obj) is itertools.count:
+            return repr(obj)  # from Python 3.12 on, reducing it is deprecated
         if type(obj) in OF_ITERATORS:
             return _progress_in(obj.__reduce__()[1:])
         read = _PROGRESS.get(type(obj).__name__)
