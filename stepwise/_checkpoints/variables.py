@@ -1123,7 +1123,7 @@ def _containers(roots: Mapping[str, Any]) -> dict[str, Any]:
 
 def _linked_by(values: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]:
     """Return the containers among linked variables, by their paths in the module."""
-    return _containers({other: values[name] for name, other in links.items()})
+    return _containers({other: values[name] for name, other in links.items()}) if links else {}
 
 
 def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:

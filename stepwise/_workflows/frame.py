@@ -485,9 +485,10 @@ class ModuleState:
             changed += [f"{name}.{each}" for each in _differing(state, _state_of(holder))]
         for name, (container, items) in self._shallow.items():
             changed += [] if same(items, _items(container)) else [name]
-        apart = [name for name, each in self._snapshots.items() if not each.holds_surely()]
-        within = [name for name in apart if any(n.startswith(f"{name}[") for n in changed)]
-        return [*changed, *(name for name in apart if name not in within)]
+        for name, each in self._snapshots.items():
+            if not each.holds_surely() and not any(n.startswith(f"{name}[") for n in changed):
+                changed.append(name)
+        return changed
 
     @reports
     def _tell_changed(self, names: Collection[str]) -> None:
