@@ -33,6 +33,7 @@ import enum
 import functools
 import hashlib
 import io
+import itertools
 import re
 import sys
 import types
@@ -46,6 +47,7 @@ from stepwise._identity.clients import fields_of, is_foreign, is_foreign_module
 from stepwise._identity.identity import as_function, captured
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.digest import cell_content
+from stepwise._values.reducers import OF_ITERATORS
 from stepwise._values.trees import (
     ATOMS,
     BLOCK,
@@ -228,7 +230,7 @@ def _whole_of(cls: Any) -> Whole | None:
     for module, found in _OF_MODULES.items():
         if module in sys.modules and (whole := found(cls)) is not None:
             return whole
-    if cls.__name__ in _PROGRESS or issubclass(cls, io.IOBase):
+    if cls in OF_ITERATORS or cls.__name__ in _PROGRESS or issubclass(cls, io.IOBase):
         return Whole(_progress_of)
     return None
 
@@ -413,12 +415,25 @@ _PROGRESS: dict[str, Callable[[Any], Any]] = {
 def _progress_of(obj: Any) -> Any:
     """Return the progress of an object that can be read but not restored."""
     try:
+        if type(obj) is itertools.count:
+            return repr(obj)  # from Python 3.12 on, reducing it is deprecated
+        if type(obj) in OF_ITERATORS:
+            return _progress_in(obj.__reduce__()[1:])
         read = _PROGRESS.get(type(obj).__name__)
         if read is not None:
             return read(obj)
         return (obj.closed, obj.tell() if not obj.closed and obj.seekable() else None)
     except Exception:  # an unrelated class with such a name
         return None
+
+
+def _progress_in(part: Any) -> Any:
+    """Return the progress of the iterators in a part of what an iterator reduces to."""
+    if type(part) is tuple:
+        return tuple(map(_progress_in, part))
+    if type(part) in ATOMS:
+        return part
+    return _progress_of(part) if hasattr(type(part), "__next__") else None
 
 
 def _items_of(layout: Layout, obj: Any) -> Sequence[Any]:
@@ -558,13 +573,17 @@ class Snapshot:
 
     Args:
         roots: the objects by name: arguments, ``self``, cells of captured variables.
+        most, most_bytes: how many objects, and bytes that are copied as a whole, are watched.
 
     Attributes:
         unwatched: objects that are not watched, by id, each with the reason; usually none.
     """
 
-    def __init__(self, roots: Mapping[str, Any]) -> None:
+    def __init__(
+        self, roots: Mapping[str, Any], most: int = _MOST, most_bytes: int = _MOST_BYTES
+    ) -> None:
         self.roots = dict(roots)
+        self._most, self._most_bytes = most, most_bytes
         self.unwatched: dict[int, tuple[Any, str]] = {}
         self._blocks: list[_Level] = []
         self._changed: list[Changed] = []
@@ -574,7 +593,7 @@ class Snapshot:
         self._has_clients = False
         self._open(self.roots.values())
         if self._has_clients and self._set_clients_apart():
-            self.__init__(roots)  # type: ignore[misc]
+            self.__init__(roots, most, most_bytes)  # type: ignore[misc]
         self._new, self._first = len(self._met), len(self._blocks) + 1
 
     # -- looking ---------------------------------------------------------------------------------
@@ -590,9 +609,9 @@ class Snapshot:
                 del level[here]
             if not level:
                 return
-            if len(self._met) + len(level) > _MOST:
+            if len(self._met) + len(level) > self._most:
                 for each in self.roots.values():
-                    self._refuse(each, f"which holds more than {_MOST:,} objects")
+                    self._refuse(each, f"which holds more than {self._most:,} objects")
                 return
             self._met.update(level)
             found, fresh = list[Any](), [*level.values()]
@@ -636,9 +655,9 @@ class Snapshot:
         found: list[Any] = []
         if layout.whole is not None:
             size = layout.whole.size(each)
-            if self._bytes + size > _MOST_BYTES:
+            if self._bytes + size > self._most_bytes:
                 self._refuse(
-                    each, f"which holds {size >> 20} MB ({_MOST_BYTES >> 20} are looked at)"
+                    each, f"which holds {size >> 20} MB ({self._most_bytes >> 20} are looked at)"
                 )
             else:
                 self._bytes += size

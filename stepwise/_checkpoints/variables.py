@@ -448,6 +448,9 @@ class Surroundings:
 
     Attributes:
         classes: the classes of objects that were pickled.
+        linked: containers that variables share with the module, by their paths, while they are
+            loaded.
+        today: the module's containers by their paths, likewise.
     """
 
     def __init__(
@@ -471,6 +474,8 @@ class Surroundings:
         self.references: References | None = None
         self.subjects: Any = None
         self.classes: set[type] = set()
+        self.linked: dict[str, Any] = {}
+        self.today: dict[str, Any] = {}
         self.function = function
         self.code: types.CodeType | None = None
         self.constants: Sequence[str] = ()
@@ -712,6 +717,9 @@ def _is_mutable(value: object) -> bool:
 
 _LINKED = frozenset(COLLECTIONS)
 _LINKABLE = _LINKED | {str}
+_LINK = "@module "
+"""The beginning of the name of a module's container in a pickle."""
+_MOST_LINKED = 1000
 
 
 Culprits = dict[str, tuple[Any, str]]
@@ -734,13 +742,21 @@ class FrameReducers(Reducers):
 
     Args:
         with_contents: false to reduce arguments to their names alone.
+        linked: the module's containers that variables hold, by their paths.
 
     Attributes:
         numbered: the instances met whose calls the run knows, with their numbers.
     """
 
-    def __init__(self, around: Surroundings, *, with_contents: bool = True) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        with_contents: bool = True,
+        linked: Mapping[str, Any] = _NOTHING,
+    ) -> None:
         self.around = around
+        self.linked = {id(value): path for path, value in linked.items()}
         self.cells = {id(cell): name for name, cell in around.cells.items()}
         self.arguments: dict[int, str] = {}
         for name, value in around.arguments.items():
@@ -750,7 +766,7 @@ class FrameReducers(Reducers):
         self.references = around.references
         # Not a generator expression: any() stops early, and a Ctrl-C would be lost in its close.
         native = not set(_NATIVE).isdisjoint(map(type, around.arguments.values()))
-        self.identifies = native or bool(self.references)
+        self.identifies = native or bool(self.references) or bool(linked)
         self.secrets = preview.SecretReferences(around.secret) if around.secret else None
         self.identifies_all = self.secrets is not None
         self.keeps_links = self.references is not None  # else not a checkpoint of a frame
@@ -773,6 +789,11 @@ class FrameReducers(Reducers):
             if name not in self.met:
                 self.note(obj)
             return name, _class_of(obj), self.content(name, obj)
+        if id(obj) in self.linked:
+            name = _LINK + self.linked[id(obj)]
+            content = None if name in self.met else content_of(name, obj, self.around)
+            self.met.add(name)
+            return name, type(obj), content
         return self.references.identity(obj) if self.references is not None else None
 
     def arrays(self) -> Iterator[Any]:
@@ -906,11 +927,11 @@ def dump_few(values: Mapping[str, Any], around: Surroundings) -> bytes | None:
     """
     if around.arguments or around.secret:
         return None
-    if not few(values.values()):
+    if not few(values.values()) or _linked_by(values, links := _links(values, around)):
         return None
     places = {name: _place(each) for name, each in values.items() if type(each) in ITERATORS}
     kept = {**values, **dict.fromkeys(places)} if places else values
-    return pickle.dumps((kept, [], _links(values, around), [], places), PROTOCOL)
+    return pickle.dumps((kept, [], links, [], places), PROTOCOL)
 
 
 def _place(iterator: Any) -> tuple[Any, ...]:
@@ -941,7 +962,8 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
         UnpicklableError: some variables do not pickle; names them, with the reasons.
     """
     while True:
-        links, reducers = _links(values, around), FrameReducers(around)
+        links = _links(values, around)
+        reducers = FrameReducers(around, linked=_linked_by(values, links))
         # The numbered instances come last: the list is complete when pickle reaches it.
         whole = (dict(values), list(around.arguments.values()), links, reducers.numbered)
         try:
@@ -1111,6 +1133,27 @@ def _links(values: Mapping[str, Any], around: Surroundings) -> dict[str, str]:
     return {n: other for n, other in linked.items() if type(values[n]) in _LINKABLE}
 
 
+def _containers(roots: Mapping[str, Any]) -> dict[str, Any]:
+    """Return containers and the containers in them, by their paths."""
+    found: dict[str, Any] = {}
+    met: set[int] = set()
+    waiting = [*roots.items()]
+    for path, value in waiting:
+        if type(value) not in _LINKED or id(value) in met or len(met) >= _MOST_LINKED:
+            continue
+        met.add(id(value))
+        found[path] = value
+        parts: Iterable[Any] = value.items() if type(value) is dict else ()
+        parts = enumerate(value) if type(value) is list else parts
+        waiting += [(f"{path}[{key!r}]", each) for key, each in parts if type(key) in (int, str)]
+    return found
+
+
+def _linked_by(values: Mapping[str, Any], links: Mapping[str, str]) -> dict[str, Any]:
+    """Return the containers among linked variables, by their paths in the module."""
+    return _containers({other: values[name] for name, other in links.items()}) if links else {}
+
+
 def _culprits(values: Mapping[str, Any], around: Surroundings) -> Culprits:
     reasons = {name: _reason(value, around) for name, value in values.items()}
     return {name: (values[name], why) for name, why in reasons.items() if why}
@@ -1140,6 +1183,8 @@ class FrameUnpickler(Unpickler):
             assert self.reader is not None
             return self.reader.load(pid)
         name, cls, content = pid
+        if name.startswith(_LINK):
+            return _linked(name.removeprefix(_LINK), cls, content)
         argument = _argument(name, cls)
         if content is not None:
             _refill(argument, content)
@@ -1178,7 +1223,9 @@ def load_values(
     before = {name: content_of(name, value, around) for name, value in around.arguments.items()}
     held = [each for each in around.taken.values() if is_synchronizer(each)]
     states = [(each, attributes(each)) for each in held]
-    token = restoring.set(around.holding(dict(around.arguments)))
+    inside = around.holding(dict(around.arguments))
+    inside.linked, inside.today = {}, {}
+    token = restoring.set(inside)
     try:
         buffers = reader.buffers() if reader is not None else None
         loading = unpickler(data, buffers)
@@ -1200,8 +1247,8 @@ def load_values(
         if reader is not None:
             reader.find = None  # else a cycle would keep everything that was loaded
     for name, other in links.items():
-        today = around.at(other)
-        if type(today) is type(values[name]) and today == values[name]:
+        today = around.at(other) if other not in inside.linked else None
+        if type(today) is type(values[name]) and _is_equal(today, values[name]):
             values[name] = today
     if around.subjects is not None:
         around.subjects.adopt(numbered)
@@ -1225,6 +1272,30 @@ def _argument(name: str, cls: Any) -> Any:
     if name not in arguments and cls is not None:
         arguments[name] = cls.__new__(cls)
     return arguments[name]
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two containers are equal; false if their items cannot be compared."""
+    try:
+        return bool(one == other)
+    except Exception:  # arrays in them, a container in itself
+        return False
+
+
+def _linked(path: str, cls: Any, content: Any) -> Any:
+    """Return the module's container at a path if it has these contents, else one that has."""
+    around = _around()
+    if content is None:  # also within the container itself, before its contents are known
+        return around.linked.setdefault(path, cls())
+    if path in around.linked:
+        _refill(around.linked[path], content)
+        return around.linked[path]
+    root = path.partition("[")[0]
+    if root not in around.today:
+        around.today.update({root: None, **_containers({root: around.at(root)})})
+    today = around.today.get(path)
+    around.linked[path] = today if type(today) is cls and _is_equal(today, content) else content
+    return around.linked[path]
 
 
 def _taken(path: str, kind: str) -> Any:

@@ -487,13 +487,11 @@ _DICTS: tuple[Any, ...] = ({}, OrderedDict())
 _WAYS = ("keys", "values", "items")
 _VIEWS = {type(getattr(each, way)()): way for each in _DICTS for way in _WAYS}
 _ITERATORS = {type(iter(getattr({}, way)())): way for way in ("values", "items")}
-_OF_ITERATORS = (enumerate, filter, map, zip, *vars(itertools).values())
+_MAKERS = (enumerate, filter, map, zip, *vars(itertools).values())
+OF_ITERATORS = frozenset(each for each in _MAKERS if "__reduce__" in getattr(each, "__dict__", ()))
+"""Python's own iterators that reduce to what they read from."""
 _REDUCED: dict[Any, Any] = {
-    **{
-        each: _of_iterators
-        for each in _OF_ITERATORS
-        if "__reduce__" in getattr(each, "__dict__", ())
-    },
+    **dict.fromkeys(OF_ITERATORS, _of_iterators),
     # Only the garbage collector reveals the dictionary of ``mapping.keys()`` and the like.
     **dict.fromkeys(_VIEWS, lambda view: (_viewing, (*gc.get_referents(view), _VIEWS[type(view)]))),
     **dict.fromkeys(_ITERATORS, _dict_iterator),

@@ -31,8 +31,8 @@ import time
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +67,8 @@ from stepwise._runtime.system_limits import stopped
 from stepwise._values.codec import PYTHON
 from stepwise._values.digest import cell_content, digest
 from stepwise._values.preview import error_text, preview
-from stepwise._values.reducers import is_synchronizer, lock_of
-from stepwise._values.trees import Watch, attributes, same, slots_in, walk
+from stepwise._values.reducers import is_lock, is_synchronizer, lock_of
+from stepwise._values.trees import Watch, attributes, own_layout, same, slots_in, walk
 from stepwise._values.unpickling import Data
 from stepwise._workflows.definition import BoundCall
 from stepwise._workflows.outlook import (
@@ -84,6 +84,7 @@ from stepwise._workflows.outlook import (
 from stepwise.errors import DigestError, RunStopped, RunWarning
 
 if TYPE_CHECKING:
+    from stepwise._changes import Snapshot
     from stepwise._checkpoints.resources import SdkClients
 
 
@@ -384,6 +385,7 @@ class Complaints:
 
 _GLOBAL, _CHANGED, _CAPTURED = "@global ", "@changed", "closure."
 _MOST = 1000  # objects in a container that is watched
+_MOST_BYTES = 1 << 18  # of contents in it that are copied: comparing takes about 20 us
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _MISSING = object()
 
@@ -424,11 +426,13 @@ class ModuleState:
                 continue
             self._holders[name] = held, _state_of(held)
             state = self._holders[name][1].items()
-            left.update((f"{name}.{n}", v) for n, v in state if type(v) in _CONTAINERS)
+            left.update((f"{name}.{n}", value) for n, value in state)
         self._shallow = {n: (v, _items(v)) for n, v in left.items() if type(v) in _SHALLOW}
         left.update((n, items) for n, (_, items) in self._shallow.items())
         contents = {name: _content(value) for name, value in left.items()}
         trees = {name: walk(c, most=_MOST) for name, c in contents.items() if c is not None}
+        apart = {*self._holders, *(name for name, tree in trees.items() if tree is not None)}
+        self._snapshots = _snapshots((n, v) for n, v in left.items() if n not in apart)
         self._watched = {n: Watch(t.nodes) for n, t in trees.items() if t and t.nodes}
         self._all_watched = Watch()
         for watch in self._watched.values():
@@ -480,6 +484,9 @@ class ModuleState:
             changed += [f"{name}.{each}" for each in _differing(state, _state_of(holder))]
         for name, (container, items) in self._shallow.items():
             changed += [] if same(items, _items(container)) else [name]
+        for name, each in self._snapshots.items():
+            if not each.holds_surely() and not any(n.startswith(f"{name}[") for n in changed):
+                changed.append(name)
         return changed
 
     @reports
@@ -544,6 +551,24 @@ _SHALLOW = (deque, defaultdict, OrderedDict, Counter, bytearray)
 """Containers that :func:`walk` does not enter."""
 
 _SCALARS = (int, float, str, bytes, bool, type(None))
+_ELSEWHERE = (
+    *_SCALARS,
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
+    *(types.MethodType, functools.partial),
+)
+"""Types of objects that hold nothing, or whose contents are looked at under other names."""
+
+
+def _snapshots(values: Iterable[Any]) -> dict[str, Snapshot]:
+    """Return snapshots of named values that no tree holds: generators, iterators, queues."""
+    shared = getattr(sys.modules.get("random"), "_inst", None)  # told by shared_generators()
+    held = {n: v for n, v in values if not (isinstance(v, _ELSEWHERE) or is_lock(v) or v is shared)}
+    if not held:
+        return {}
+    from stepwise._changes import Snapshot  # on use: few modules hold such objects
+
+    taken = {n: Snapshot({n: v}, most=_MOST, most_bytes=_MOST_BYTES) for n, v in held.items()}
+    return {name: each for name, each in taken.items() if not each.unwatched}
 
 
 def _has_slots(value: Any) -> bool:
@@ -619,6 +644,8 @@ def _content(value: Any) -> Any:
     cls = type(value)
     if not cls.__flags__ & _HEAP_TYPE or issubclass(cls, (type, types.ModuleType)):
         return None
+    if own_layout(cls) is not object:
+        return None  # what it holds in C, or as items, its attributes do not show
     try:  # a proxy forwards plain attribute access to its target
         held = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -660,21 +687,35 @@ def _named_by(
     functions = [function]
     holders: dict[str, Any] = {function.__qualname__: function}
     waiting = [function.__code__]
+
+    def enter(name: str, cls: type) -> None:
+        if cls.__module__ == namespace.get("__name__"):
+            found = {n: each for n, each in _classes_of(name, cls) if n not in holders}
+            holders.update(found)
+            waiting.extend(code for each in found.values() for code in _codes_of(each))
+
+    owner, _, path = function.__qualname__.rpartition(".")[0].partition(".")
+    with contextlib.suppress(AttributeError):
+        holder = attrgetter(path)(namespace.get(owner)) if path else namespace.get(owner)
+        if isinstance(holder, type):
+            enter(holder.__qualname__, holder)
     while waiting:
         for name in {*names_within(waiting.pop())} - named:
             value = namespace.get(name, _MISSING)
             if value is _MISSING:
                 continue
             named.add(name)
-            is_function = type(value) is types.FunctionType
-            inside = getattr(value, "__wrapped__", value) if is_function else value
-            if type(inside) is types.FunctionType and inside.__globals__ is namespace:
-                waiting.append(inside.__code__)
-                functions.append(inside)
-                holders[name] = inside
-            elif isinstance(value, type) and value.__module__ == namespace.get("__name__"):
-                holders.update(_classes_of(name, value))
-                waiting += _codes_of(value)
+            inside = value
+            while type(inside) is types.FunctionType:
+                if inside.__globals__ is namespace:
+                    waiting.append(inside.__code__)
+                    functions.append(inside)
+                    holders[name] = inside
+                inside = getattr(inside, "__wrapped__", None)
+            if isinstance(value, type):
+                enter(name, value)
+            else:
+                enter(type(value).__qualname__, type(value))
     return named, functions, holders
 
 
@@ -701,8 +742,8 @@ def _behind(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _classes_of(name: str, cls: type) -> Iterator[tuple[str, type]]:
-    """Yield a class, its bases of the same module, and the classes in them."""
-    for base in cls.__mro__:
+    """Yield a class, its bases and metaclasses of the same module, and the classes in them."""
+    for base in (*cls.__mro__, *inspect.getmro(type(cls))):
         if base.__module__ == cls.__module__:
             here = name if base is cls else base.__qualname__
             yield here, base

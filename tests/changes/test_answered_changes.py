@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 import sqlite3
 import threading
 
@@ -300,15 +301,30 @@ def take(source):
     return next(source[0])
 
 
-def test_an_iterator_that_went_on_is_told_at_the_first_run():
+ITERATORS = {
+    "a list": lambda: iter([1, 2, 3]),
+    "count": lambda: itertools.count(1),
+    "cycle": lambda: itertools.cycle([1, 2]),
+    "chain": lambda: itertools.chain([1], [2]),
+    "islice": lambda: itertools.islice(itertools.count(1), 3),
+    "enumerate": lambda: enumerate("ab"),
+    "zip": lambda: zip([1, 2], itertools.repeat(3), strict=False),
+    "map of a map": lambda: map(abs, map(int, "12")),
+    "filter": lambda: filter(None, [1, 2]),
+}
+
+
+@pytest.mark.parametrize("make", ITERATORS.values(), ids=ITERATORS)
+@pytest.mark.filterwarnings("ignore:Pickle, copy:DeprecationWarning")
+def test_an_iterator_that_went_on_is_told_at_the_first_run(make):
     """What cannot be put back is said where it happens, with the way out."""
 
     @workflow
-    def flow():
-        return take([iter([1, 2, 3])])
+    def flow(held):
+        return take(held)
 
     with pytest.warns(ArgumentMutatedWarning, match=r"source\[0\].*Return the change"):
-        assert flow() == 1
+        assert flow([make()]) == next(make())
 
 
 def test_a_body_in_an_executor_records_no_change():

@@ -89,6 +89,46 @@ def test_sentinels(name):
     survives(SENTINELS[name], exactly=False)
 
 
+SHARED = {
+    "a list and a table": """
+        TOOLS, TABLE = [1, 2], {"rows": [[1], [2]], 3: {4}}
+
+        class Agent:
+            pass
+
+        @workflow
+        def run():
+            tools, table, agent = TOOLS, TABLE, Agent()
+            agent.tools, agent.rows, agent.all = tools, table["rows"], [table, table["rows"][1]]
+            work(1)
+            tools.append(work(2))
+            agent.rows[0].append(work(3))
+            work(4)
+            return [
+                agent.tools is tools, agent.rows is table["rows"], agent.all[0] is table,
+                agent.all[1] is agent.rows[1], agent.tools, repr(table),
+            ]
+    """,
+    "one that holds itself": """
+        RING = [0]
+        RING.append(RING)
+
+        @workflow
+        def run():
+            ring, held = RING, [RING]
+            work(1)
+            ring[0] = work(2)
+            return [ring[1] is ring, held[0] is ring, held[0][0]]
+    """,
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_container_of_the_module_stays_shared_among_variables(name):
+    """A list of the module that two variables hold, in part or whole, is one list after a kill."""
+    survives(SHARED[name], exactly=False)
+
+
 def test_a_sentinel_of_another_module(tmp_path, monkeypatch):
     """A sentinel is found though its class is of another module than the one that holds it."""
     monkeypatch.syspath_prepend(tmp_path)
@@ -310,6 +350,18 @@ CHANGES = {
     "TOOLS['note']": "TOOLS['note'](1)",
     "put.args[0]": "put(1)",
     "ask": "ask(1)",
+    "Agent.ids": "next(Agent.ids)",
+    "Meta.made": "Meta.made.append(1)",
+    "ids": "next(ids)",
+    "rows": "next(rows)",
+    "numbers": "next(numbers)",
+    "rng": "rng.random()",
+    "jobs": "jobs.put(1)",
+    "guarded": "guarded.add(1)",
+    "tally": "tally.by['a'] += 1",
+    "closure.calls": "wrapped()",
+    "behind": "Agent.reach()",
+    "of_instance": "guarded.reach()",
 }
 
 
@@ -317,11 +369,19 @@ def test_all_that_a_module_keeps_is_watched():
     """What a run changes in classes, functions, defaults and containers is told once, by name."""
     changes = "\n            ".join(CHANGES.values())
     program = f"""
-        import functools
-        from collections import defaultdict
+        import functools, itertools, queue, random
+        from collections import Counter, defaultdict
 
-        class Agent:
-            calls, log, _count, untouched = 0, [], 0, []
+        class Meta(type):
+            made = []
+
+        class Base:
+            @staticmethod
+            def reach():
+                behind.append(1)
+
+        class Agent(Base, metaclass=Meta):
+            calls, log, _count, untouched, ids = 0, [], 0, [], itertools.count()
 
             class Inner:
                 seen = {{}}
@@ -336,6 +396,38 @@ def test_all_that_a_module_keeps_is_watched():
 
         class Sub(Agent):
             pass
+
+        class Guarded:
+            def __init__(self):
+                self.lock, self.items = threading.Lock(), []
+
+            def add(self, item):
+                with self.lock:
+                    self.items.append(item)
+
+            def reach(self):
+                of_instance.append(1)
+
+        class Tally:
+            def __init__(self):
+                self.by = Counter()
+
+        def counted(function):
+            calls = 0
+            @functools.wraps(function)
+            def wrapper():
+                nonlocal calls
+                calls += 1
+            return wrapper
+
+        @counted
+        def wrapped():
+            pass
+
+        ids, rows, numbers = itertools.count(), iter([1, 2]), (n for n in [1, 2])
+        rng, jobs, guarded = random.Random(1), queue.Queue(), Guarded()
+        tally, left_alone = Tally(), Tally()
+        behind, of_instance, lock, kept_ids = [], [], threading.Lock(), itertools.count()
 
         class Slots:
             __slots__ = ("size",)
@@ -375,7 +467,9 @@ def test_all_that_a_module_keeps_is_watched():
             work(1)
             change()
             untouched(1)
-            work(2)
+            with lock:
+                work(left_alone.by["b"])
+            work(len([kept_ids]) + 1)
             return work(3)
     """
     with lab_of(program) as lab:
@@ -384,8 +478,11 @@ def test_all_that_a_module_keeps_is_watched():
         again = lab.run()
         for text in (ended.text, again.text):
             (told,) = [line for line in text.splitlines() if "are not restored" in line]
-            named = told.partition("changes in ")[2].partition(" of the module")[0]
-            assert sorted(named.split(", ")) == sorted(CHANGES)
+            named = told.partition("changes in ")[2].partition(" are not restored")[0]
+            of_module, _, captured = named.partition(" of the module and the captured ")
+            closed = [name for name in CHANGES if name.startswith("closure.")]
+            assert [f"closure.{name}" for name in captured.split(", ")] == closed
+            assert sorted(of_module.split(", ")) == sorted({*CHANGES} - {*closed})
 
 
 CAPTURED = """
