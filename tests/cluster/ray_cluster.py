@@ -4,31 +4,33 @@ The workers of a node are children of its raylet, which is how a process is foun
 """
 
 import contextlib
+import ctypes
 import importlib.util
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+import urllib.parse
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SECONDS = 240  # until something happens on a busy machine
 KEY = "the same secret on all machines"
 MEMORY = 100 << 20  # bytes of a node's object store
+LIBC = ctypes.CDLL(None, use_errno=True)
+PIDFD_GETFD = 438  # the number of the system call, on all architectures; Linux 5.6
 
 QUICK = {  # a killed node is found to be dead after two seconds, not after half a minute
     "health_check_initial_delay_ms": 5000,
     "health_check_period_ms": 400,
     "health_check_timeout_ms": 5000,  # one that is only slow is not
     "health_check_failure_threshold": 5,
-    # A stopped process keeps its connections open: whoever waits for its answer must ask.
-    "grpc_client_keepalive_time_ms": 5000,
-    "grpc_client_keepalive_timeout_ms": 10_000,
     # A busy machine takes long to start a worker: by default Ray gives it up after a minute, and
     # the node, with all that it executes, after half a minute without its agent.
     "worker_register_timeout_seconds": SECONDS // 2,
@@ -111,8 +113,11 @@ class TestCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def cut_off(self, node):
+    def cut_off(self, node, store):
         """Kill a node as its workers do not notice: they are stopped, and go on when told.
+
+        All their connections but those to the store end: Ray waits for a process that keeps its
+        connection and says nothing, on a busy machine for minutes.
 
         Returns:
             a function that lets them go on.
@@ -121,6 +126,8 @@ class TestCluster:
         workers = [pid for raylet in raylets for pid in children_of(raylet)]
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
+        for pid in workers:
+            disconnect(pid, urllib.parse.urlsplit(store).port)
         self._cluster.remove_node(node, allow_graceful=False)
 
         def go_on():
@@ -168,6 +175,21 @@ def children_of(pid):
         ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
     )
     return [int(each) for each in done.stdout.split()]
+
+
+def disconnect(pid, port):
+    """End the TCP connections of another process, except those to a port."""
+    process = os.pidfd_open(pid)
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if not os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+                continue
+            if (copy := LIBC.syscall(PIDFD_GETFD, process, int(name), 0)) < 0:
+                raise OSError(ctypes.get_errno(), f"no copy of socket {name} of process {pid}")
+            with socket.socket(fileno=copy) as found, contextlib.suppress(OSError):
+                if found.family != socket.AF_UNIX and found.getpeername()[1] != port:
+                    found.shutdown(socket.SHUT_RDWR)
+    os.close(process)
 
 
 def alive(pid):
@@ -225,3 +247,14 @@ def begun(command, store, **more):
         command, cwd=more.pop("cwd", HERE), env=environment(store, **more), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def hears(process, text):
+    """Read what a process prints, to a line with a text; return the line.
+
+    Ray prints on the stdout of each driver of a cluster that a node has died, whenever it notices.
+    """
+    for line in process.stdout:
+        if text in line:
+            return line
+    raise AssertionError(f"the process ended without {text!r}")

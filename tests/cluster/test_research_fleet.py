@@ -70,4 +70,5 @@ def test_the_program_of_the_page_about_clusters_works(cluster, store, tmp_path):
     (tmp_path / "analyse.py").write_text(program, "utf-8")
     done = ended([sys.executable, "analyse.py", address()], store, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["14", "completed"]
+    told = ["14", "completed"]  # Ray may tell that a node of an earlier test has died
+    assert [line for line in done.stdout.splitlines() if line in told] == told

@@ -8,7 +8,7 @@ import signal
 import cluster_jobs
 import pytest
 from cluster_jobs import mark, pids
-from ray_cluster import SECONDS, address, begun, ended, program, stepwise, until
+from ray_cluster import SECONDS, address, begun, ended, hears, program, stepwise, until
 
 from stepwise import runs
 from stepwise.integrations.ray import submit
@@ -56,7 +56,7 @@ def crash(store, world, *names):
     mark(world, "hold-2")
     driver = begun(program(SUBMIT, world, *names), store, RAY_ADDRESS=address())
     with driver:
-        assert driver.stdout.readline() == "submitted\n"
+        hears(driver, "submitted")
         until(lambda: len(pids(world, "holds-2")) == len(names))
         driver.kill()
     os.unlink(os.path.join(world, "hold-2"))
@@ -122,7 +122,7 @@ def test_it_drains(store, world, tmp_path):
     with executors(store, 1, "--logs", str(logs)) as (executor,):
         until(lambda: len(pids(world, "holds-2")) == 2)
         executor.terminate()
-        until(lambda: "draining" in executor.stdout.readline())
+        hears(executor, "draining")
         mark(world, "go")
         executor.wait(SECONDS)
     run = run_of("drains")
