@@ -332,11 +332,6 @@ class RunOutput:
         for log in list(self._logs.values()):
             log.close()
 
-    @property
-    def terminal(self) -> IO[str]:
-        """The standard output of the process itself."""
-        return self._before[0] if self._before is not None else sys.stdout
-
     def begin(self, run_id: str) -> tuple[RunLog, contextvars.Context]:
         """Return the log of a run that begins, and a context whose output goes to the log."""
         assert self._before is not None

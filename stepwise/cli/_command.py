@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
 import re
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -45,12 +47,48 @@ STEP_COLUMNS = [
 ]
 
 
+_answers: list[IO[str]] = []  # of commands in progress: more than one where one invokes another
+
+
+def answer() -> IO[str]:
+    """Return the stdout of the command, which holds nothing but its answer."""
+    return _answers[-1] if _answers else sys.stdout
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Keep stdout for the answer: the user's code, and processes that it starts, print on stderr.
+
+    A command imports the user's modules, by name or for the classes of recorded values.
+    """
+    printed = sys.stdout
+    with contextlib.ExitStack() as ends:
+        try:
+            number = printed.fileno()
+        except (AttributeError, OSError):  # closed, or in the memory of a test
+            out = printed
+            ends.enter_context(contextlib.redirect_stdout(sys.stderr))
+        else:
+            printed.flush()
+            private = os.dup(number)
+            out = ends.enter_context(
+                open(private, "w", encoding=printed.encoding, errors=printed.errors)
+            )
+            ends.callback(os.dup2, private, number)
+            ends.callback(printed.flush)
+            os.dup2(2, number)
+        _answers.append(out)
+        ends.callback(_answers.pop)
+        yield
+
+
 def say(*parts: str, err: bool = False) -> None:
     """Print a text; the terminal interprets nothing in it but the colours of our own words.
 
     Most of the shown text was recorded: arguments, command lines, paths, errors.
     """
-    click.echo(Terminal.of(sys.stderr if err else sys.stdout).line(*parts), err=err)
+    stream = sys.stderr if err else answer()
+    click.echo(Terminal.of(stream).line(*parts), stream)
 
 
 def note(*parts: str) -> None:
@@ -68,8 +106,8 @@ def age(text: str) -> float:
 
 def show_table(columns: Sequence[Column], rows: Iterable[Sequence[Any] | Below]) -> None:
     """Print a table part by part."""
-    for part in Terminal.of(sys.stdout).table(columns, rows):
-        click.echo(part)
+    for part in Terminal.of(answer()).table(columns, rows):
+        click.echo(part, answer())
 
 
 def show_variables(variables: Mapping[str, Any]) -> None:
@@ -81,8 +119,9 @@ def show_variables(variables: Mapping[str, Any]) -> None:
 # -- JSON ----------------------------------------------------------------------------------------
 
 
-def echo_json(value: Any, file: Any = None) -> None:
+def echo_json(value: Any, file: IO[str] | None = None) -> None:
     """Print plain data as JSON, and the items of iterators in it one by one."""
+    file = file or answer()
     _put(value, "", file)
     click.echo("", file=file)
 
@@ -108,7 +147,7 @@ def typed_json(text: str, hint: str) -> Any:
         ) from None
 
 
-def _put(value: Any, indent: str, file: Any) -> None:
+def _put(value: Any, indent: str, file: IO[str]) -> None:
     inner = f"{indent}  "
     if isinstance(value, Iterator):
         before = "["
@@ -247,6 +286,11 @@ class _Command(click.Command):
     """A command in a section of the list."""
 
     section: str
+    answers = True
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _answering() if self.answers else contextlib.nullcontext():
+            return super().invoke(ctx)
 
 
 class _Main(click.Group):
@@ -291,17 +335,20 @@ def chosen_store() -> str | None:
     return url
 
 
-def command(section: str, examples: str, name: str | None = None, **how: Any) -> Callable[[F], Any]:
+def command(
+    section: str, examples: str, name: str | None = None, *, answers: bool = True, **how: Any
+) -> Callable[[F], Any]:
     """Make a function a command, with ``--json``, ``--store`` and examples in its help.
 
     Args:
         section: the part of the list in which the command appears.
         examples: one on each line, with an explanation after ``#``.
+        answers: keep stdout for the answer; ``False`` where a library speaks over it.
     """
 
     def decorate(function: F) -> Any:
         made: Any = main.command(name, epilog=_epilog(examples), **how)(function)
-        made.section = section
+        made.section, made.answers = section, answers
         made.params += [
             click.Option(["--json", "as_json"], is_flag=True, help="As JSON."),
             click.Option(

@@ -302,7 +302,7 @@ def _show_reruns(results: Iterable[dict[str, Any]]) -> None:
 
 
 def _rerun_rows(results: Iterable[dict[str, Any]]) -> Iterator[list[Any] | Below]:
-    width = Terminal.of(sys.stdout).width
+    width = Terminal.of(cli.answer()).width
     for each in results:
         calls = str(len(each["calls"])) if "calls" in each else ""
         yield [each["id"], each["workflow"], Word(each["verdict"]), calls]
@@ -328,7 +328,7 @@ def answers_of(
         seconds: how long an answer may take; then the process is killed.
         silent: drop stderr, too.
     """
-    sys.stdout.flush()
+    cli.answer().flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
     pid = os.fork()

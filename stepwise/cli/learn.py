@@ -34,7 +34,7 @@ from stepwise.mcp._knowledge import explanation
 
 def _filled(text: str) -> str:
     """Return a text in lines of the terminal's width, with indented lines and lists unchanged."""
-    width = min(Terminal.of(sys.stdout).width or 80, 100)
+    width = min(Terminal.of(cli.answer()).width or 80, 100)
     return "\n\n".join(
         part if re.search(r"^( |[-*] |\d\. )", part, re.MULTILINE) else textwrap.fill(part, width)
         for part in text.split("\n\n")
@@ -216,8 +216,8 @@ def _git(folder: str, *arguments: str, check: bool = True) -> str:
 
 
 def _say(text: str, as_json: bool, *, nl: bool = True, **style: Any) -> None:
-    colour = Terminal.of(sys.stderr if as_json else sys.stdout).colour
-    click.echo(click.style(text, **style) if colour else text, nl=nl, err=as_json)
+    stream = sys.stderr if as_json else cli.answer()
+    click.echo(click.style(text, **style) if Terminal.of(stream).colour else text, stream, nl=nl)
 
 
 def _run(

@@ -146,7 +146,7 @@ def runs(
 
 def _page() -> int | None:
     """Return the default number of runs: a page on a terminal, else ``None`` for all."""
-    return None if Terminal.of(sys.stdout).width is None else _PAGE
+    return None if Terminal.of(cli.answer()).width is None else _PAGE
 
 
 def _tell_of_more(shown: int, *, chosen: bool) -> None:
@@ -168,7 +168,7 @@ def _show_runs(found: list[Listed]) -> None:
     more += [Column("ERROR")] if any(each.facts.error for each in found) else []
     more += [Column("WAITS")] if any(each.facts.waits for each in found) else []
     more += [Column("TAGS")] if any(each.facts.tags for each in found) else []
-    width = Terminal.of(sys.stdout).width
+    width = Terminal.of(cli.answer()).width
     room = math.inf if width is None else width - _FIXED
     room -= max(len(each.facts.run_id) for each in found)
     narrow = room < 2 * _ROOM + (_ROOM + 2) * len(more)
@@ -279,9 +279,8 @@ def show(
     again = cli.RanAgain()
     if tree:
         cli.say()
-        click.echo(
-            Terminal.of(sys.stdout).tree(_branch_of(run, Terminal.of(sys.stdout), every=every))
-        )
+        terminal = Terminal.of(cli.answer())
+        click.echo(terminal.tree(_branch_of(run, terminal, every=every)), cli.answer())
     elif of_run.steps:
         cli.say()
         _show_steps(of_run, seen, again.noting(steps), every=every)
@@ -567,7 +566,7 @@ def _watch_stream(items: RunStream, *, as_json: bool) -> None:
             _one_line({"offset": each.offset, "kind": each.kind, "value": each.value})
         elif each.kind == "item":
             text = each.value if isinstance(each.value, str) else f"{json.dumps(each.value)}\n"
-            click.echo(escaped(text), nl=False)
+            click.echo(escaped(text), cli.answer(), nl=False)
         elif each.kind == "reset":
             cli.note(f"... an attempt failed: what followed offset {each.value - 1} is withdrawn")
         else:
@@ -585,7 +584,7 @@ def _watched(step: StepRecord, *, as_json: bool) -> None:
 
 
 def _one_line(facts: Mapping[str, Any]) -> None:
-    click.echo(json.dumps(facts))
+    click.echo(json.dumps(facts), cli.answer())
 
 
 # -- in doubt ------------------------------------------------------------------------------------
@@ -676,7 +675,7 @@ def export(run_id: str, *, form: str, output: str, as_json: bool) -> None:
             )
         )
     page = html_page(run) if form == "html" and not as_json else ""  # before a file is opened
-    out: Any = click.open_file("-", "w", "utf-8") if output == "-" else _private(output)
+    out: Any = contextlib.nullcontext(cli.answer()) if output == "-" else _private(output)
     with out as file:
         if page:
             click.echo(page, file=file, nl=False)
@@ -816,8 +815,8 @@ def why(run_id: str | None, *, at: int | None, as_json: bool) -> None:
     if as_json:
         cli.echo_json(found.to_dict())
         return
-    for line in why_text(found, Terminal.of(sys.stdout)).splitlines():
-        click.echo(line)
+    for line in why_text(found, Terminal.of(cli.answer())).splitlines():
+        click.echo(line, cli.answer())
 
 
 @cli.command(

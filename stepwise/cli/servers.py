@@ -17,8 +17,7 @@ from stepwise.ui import serve
 
 def _announce(text: str, facts: dict[str, str], *, as_json: bool) -> None:
     """Print where a server listens, at once: a program may wait for it."""
-    click.echo(json.dumps({**facts, "pid": os.getpid()}) if as_json else text)
-    sys.stdout.flush()
+    click.echo(json.dumps({**facts, "pid": os.getpid()}) if as_json else text, cli.answer())
 
 
 # -- ui --------------------------------------------------------------------------------------------
@@ -88,6 +87,7 @@ def _has_screen() -> bool:
     "stepwise mcp --http 8277",
     name="mcp",
     short_help="Serve tools over the runs to coding agents.",
+    answers=False,
 )
 @click.option(
     "--http",

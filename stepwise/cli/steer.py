@@ -127,7 +127,7 @@ def execute(
         command,
         cwd=folder or None,
         env={**os.environ, **environment},
-        stdout=2 if as_json else None,
+        stdout=2 if as_json else cli.answer().fileno(),
     )
     while True:
         try:
@@ -639,7 +639,7 @@ def _check(run: Run, port: int | None, asked: dict[str, Any]) -> None:
         click.UsageError: there is no terminal, or two options exclude each other.
         ConfigurationError: the message says what to do instead.
     """
-    if port is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if port is None and not (sys.stdin.isatty() and cli.answer().isatty()):
         raise click.UsageError("a prompt needs a terminal; for an editor: --listen PORT")
     if port is not None and (asked["replay"] or asked["step"]):
         raise click.UsageError("--replay and --step need a prompt: leave out --listen")

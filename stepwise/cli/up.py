@@ -104,7 +104,7 @@ def up(
         import_modules(modules)
         if url is not None:
             stepwise.configure(store=url)  # the command line has precedence
-        show = _Reporter(modules, url, as_json=as_json, logs=logs, out=output.terminal)
+        show = _Reporter(modules, url, as_json=as_json, logs=logs, out=cli.answer())
         stores = stores_for(modules)
         engine = _cluster(cluster, modules, logs, stores) if cluster is not None else None
         terms = Terms(

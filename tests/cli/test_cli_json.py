@@ -1,6 +1,7 @@
 """Every command as JSON, its help, and what it says where there is nothing."""
 
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -10,6 +11,7 @@ import threading
 import click
 import pytest
 from command import process, run
+from harness import python, python_path
 
 import stepwise
 from stepwise import cli, errors, step, tool, workflow
@@ -128,6 +130,53 @@ def test_json_of_programs(tmp_path):
     facts = json.loads(done.stdout)
     assert (facts["exit_code"], facts["command"][1:]) == (3, [str(script)])
     assert "hello" in done.stderr
+
+
+TALKS = """
+import dataclasses, subprocess, threading
+
+from stepwise import step, workflow
+
+print("imported")
+
+@dataclasses.dataclass
+class Found:
+    number: int
+
+@step
+def look(number, fails):
+    subprocess.run(["echo", "a child"], check=True)
+    threading.Thread(target=print, args=["a thread"]).start()
+    print("a run")
+    if fails:
+        raise SystemExit(1)
+    return Found(number)
+
+@workflow(run_id="talks")
+def talks():
+    return look(1, FAILS)
+"""
+
+
+@pytest.mark.parametrize("line", ["show talks", "why talks", "export talks", "up --once talks"])
+def test_only_json_is_on_stdout(line, tmp_path, monkeypatch):
+    """What the user's code prints at its import, in a run, in a thread or by a child process is on
+    stderr, and stdout is JSON alone.
+    """
+    monkeypatch.chdir(tmp_path)
+    path = {**os.environ, "PYTHONPATH": python_path(tmp_path)}
+    module = tmp_path / "talks.py"
+    module.write_text(TALKS.replace("FAILS", str(line.startswith("up"))))
+    python("-c", "import talks; talks.talks()", env=path)
+    module.write_text(TALKS.replace("FAILS", "False"))
+    done = python("stepwise", *line.split(), "--json", env=path, code=0)
+    if line.startswith("up"):
+        events = [json.loads(each)["event"] for each in done.stdout.splitlines()]
+        assert events == ["ready", "begun", "ended", "done"]
+        assert {"a child", "talks | a thread"} <= set(done.stderr.splitlines()), done.stderr
+    else:
+        assert json.loads(done.stdout)
+    assert "imported" in done.stderr.splitlines()
 
 
 def test_every_command_takes_json():
