@@ -76,7 +76,9 @@ def _answering() -> Iterator[None]:
             )
             ends.callback(os.dup2, private, number)
             ends.callback(printed.flush)
-            os.dup2(2, number)
+            # A process that was started without stderr may have any file under its number.
+            errors = sys.stderr or ends.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            os.dup2(errors.fileno(), number)
         _answers.append(out)
         ends.callback(_answers.pop)
         yield
