@@ -550,11 +550,11 @@ def test_sizes():
 
 
 ENTERED = {
-    "a step without a checkpoint": 26,
-    "a step with its checkpoint": 33,
+    "a step without a checkpoint": 27,
+    "a step with its checkpoint": 34,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 50,
-    "an approved tool, its owner's side": 47,  # fewer if the answer comes at once
+    "a resume, to the end of its run": 51,
+    "an approved tool, its owner's side": 48,  # fewer if the answer comes at once
     "an instrumented model call": 42,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""

@@ -1162,7 +1162,7 @@ class Performance:
             inner=inner.inner,
             attempts=inner.attempt,
             changes=self._changes(call, value),
-            kind=self.performer.returns if inner.run.codec.name else Any,  # pickles need no type
+            kind=self.performer.returns,
             shown=self.performer.shown_value(value),
             tries=tries,
         )
@@ -1173,7 +1173,7 @@ class Performance:
         Warn now, not on resume, of changes that cannot be repeated when a record answers the call.
         """
         active, identity = self.scope.run, self.identity
-        shared = None if active.codec.name else value
+        shared = None if active.codec.data_only else value
         found = self._changes_so_far(shared) if identity.held is not None else None
         if found is None:
             return None

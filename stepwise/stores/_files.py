@@ -56,7 +56,7 @@ from stepwise._runtime.system_limits import (
     way_out,
 )
 from stepwise.errors import ConfigurationError, CorruptStoreError, StoreError
-from stepwise.stores.base import TEXT
+from stepwise.stores.base import to_bytes
 
 # -- files ----------------------------------------------------------------------------------------
 
@@ -472,7 +472,7 @@ def _lock_failed(path: str, error: OSError) -> StoreError:
 
 def _offset(name: str) -> int:
     # 62 bits: among a million runs, a collision has a chance of one in ten million.
-    digest = hashlib.sha256(name.encode(*TEXT)).digest()
+    digest = hashlib.sha256(to_bytes(name)).digest()
     return int.from_bytes(digest[:8], "big") >> 2
 
 

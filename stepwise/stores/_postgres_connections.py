@@ -50,7 +50,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.settings import public_url
 from stepwise.errors import ConfigurationError, StoreError
-from stepwise.stores.base import FORMAT, TEXT, other_format
+from stepwise.stores.base import FORMAT, other_format, to_bytes
 
 # -- postgres url ---------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ def _statement(text: str) -> Any:
 @functools.lru_cache(maxsize=1024)
 def hashed(name: str) -> bytes:
     """Return the hash that replaces an id or a name, with any characters."""
-    return hashlib.blake2b(name.encode(*TEXT), digest_size=16).digest()
+    return hashlib.blake2b(to_bytes(name), digest_size=16).digest()
 
 
 def channel(schema: str) -> str:

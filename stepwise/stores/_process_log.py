@@ -49,7 +49,7 @@ from typing import Any
 from stepwise._runtime.facts import NamedTuple
 from stepwise._values.unpickling import Data
 from stepwise.stores._files import LockFile, flush, lock_file, sync
-from stepwise.stores.base import TEXT, Batch
+from stepwise.stores.base import Batch, to_bytes
 
 # -- process log ----------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class ProcessLog:
         """Return whether any frame of the file belongs to a run, even one that no longer counts."""
         try:
             with open(self.path, "rb") as file:
-                return run_id.encode(*TEXT) in file.read()
+                return to_bytes(run_id) in file.read()
         except OSError:
             return False
 
@@ -300,25 +300,25 @@ def _seed(path: str) -> int:
 
     So a frame of another log, which a run may have recorded as data, does not count as a frame.
     """
-    return zlib.crc32(os.path.basename(path).encode(*TEXT))
+    return zlib.crc32(to_bytes(os.path.basename(path)))
 
 
 def _encode(seed: int, numbers: tuple[int, int, int, int], run_id: str, batch: Batch) -> bytes:
     """Serialize a batch into a frame."""
     number, flushed, epoch, generation = numbers
     records, put, delete, _, _, _, _ = batch
-    run = run_id.encode(*TEXT)
+    run = to_bytes(run_id)
     of, also, less = len(records), len(put), len(delete)
     parts = [_CHECKED.pack(number, flushed, epoch, generation, len(run), of, also, less), run]
     for at, data in records:
         parts += _RECORD.pack(at, len(data)), data if type(data) is bytes else bytes(data)
     if also or less:
         for name, data in put.items():
-            text = name.encode(*TEXT)
+            text = to_bytes(name)
             parts += _OBJECT.pack(len(text), len(data)), text
             parts.append(data if type(data) is bytes else bytes(data))
         for name in delete:
-            text = name.encode(*TEXT)
+            text = to_bytes(name)
             parts += _NAME.pack(len(text)), text
     body = b"".join(parts)
     return _FRONT.pack(_MAGIC, len(body), zlib.crc32(body, seed)) + body

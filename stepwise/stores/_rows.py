@@ -47,7 +47,7 @@ from stepwise._runtime.forks import cached
 from stepwise._runtime.system_limits import make_private
 from stepwise._values.unpickling import Data, Pieces
 from stepwise.stores._files import StoreConnection, damaged, sync
-from stepwise.stores.base import FORMAT, TEXT, Batch, Head, Owner, Words, other_format
+from stepwise.stores.base import FORMAT, Batch, Head, Owner, Words, other_format, to_bytes
 
 R = TypeVar("R")
 
@@ -70,7 +70,7 @@ _MOST_GENERATIONS = 1 << 63  # a frame has eight bytes for the generation
 @functools.lru_cache(maxsize=256)
 def hashed(name: str) -> str:
     """Return the hash that replaces an id or a name in keys, whatever its characters."""
-    return hashlib.blake2b(name.encode(*TEXT), digest_size=16).hexdigest()
+    return hashlib.blake2b(to_bytes(name), digest_size=16).hexdigest()
 
 
 # -- leases --------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def unpack(row: object, run: object, words: object) -> Head | None:
 def _having(words: Words) -> tuple[list[str], list[bytes]]:
     """Return conditions for heads that have these words, and the parameters of the conditions."""
     texts = [f"({' OR '.join(['instr(words, ?)'] * len(group))})" for group in words]
-    return texts, [text.encode(*TEXT) for group in words for text in group]
+    return texts, [to_bytes(text) for group in words for text in group]
 
 
 class WantedHeads(NamedTuple):
@@ -806,7 +806,7 @@ class Rows:
 
     def put_head(self, head: Head) -> None:
         unfinished = None if head.finished else hashed(head.workflow)
-        row = hashed(head.run_id), unfinished, head.words.encode(*TEXT), pack(head), head.due
+        row = hashed(head.run_id), unfinished, to_bytes(head.words), pack(head), head.due
         self._con.execute(_PUT_HEAD, row)
 
     def head(self, run_id: str) -> Head | None:

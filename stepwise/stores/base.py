@@ -125,8 +125,9 @@ Words = Sequence[Sequence[str]]
 """Groups of texts: a wanted head has at least one text of each group in its words."""
 
 
-TEXT = ("utf-8", "surrogatepass")
-"""The encoding of texts as bytes, for ``str.encode``; lone surrogates are allowed."""
+def to_bytes(text: str) -> bytes:
+    """Encode a text as bytes; lone surrogates are allowed."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 _NO_OBJECTS: Mapping[str, Data] = {}

@@ -140,12 +140,11 @@ class DiskStore:
 
     @_locked
     def acquire(self, run_id: str, owner: Owner) -> int:
-        rows = self._opened_to_write()
+        self._opened_to_write()
         if not self._leases.acquire(run_id):
             raise RunOwnedError(run_id=run_id, owner=self._owner_by_name(run_id))
         try:
-            if self._logs.own.failed:
-                rows = self._settled()
+            rows = self._settled()
             while not self._take_over(rows, run_id, owner):
                 pass
         except BaseException:

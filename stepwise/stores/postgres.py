@@ -42,7 +42,7 @@ from stepwise.stores._postgres_connections import (
     server_facts,
 )
 from stepwise.stores._postgres_presence import FACTS, HELD, Presence, ProcessFacts, is_dead
-from stepwise.stores.base import TEXT, Batch, Head, Owner, Words
+from stepwise.stores.base import Batch, Head, Owner, Words, to_bytes
 
 __all__ = ["PostgresStore"]
 
@@ -585,7 +585,7 @@ class PostgresStore:
     def names(self, run_id: str, prefix: str = "") -> list[str]:
         if not self._settle(run_id):
             return []
-        start = prefix.encode(*TEXT)
+        start = to_bytes(prefix)
         rows = self._rows(
             f"SELECT name FROM {self._schema}.objects WHERE run = {self._run} "
             "AND substring(name FROM 1 FOR $3::integer) = $2",
@@ -631,7 +631,7 @@ class PostgresStore:
         if prefix:
             start, length = next(numbers), next(numbers)
             which += f" AND substring(name FROM 1 FOR ${length}::integer) = ${start}"
-            more += [prefix.encode(*TEXT), len(prefix.encode(*TEXT))]
+            more += [to_bytes(prefix), len(to_bytes(prefix))]
         return self._newest("place", which, more)
 
     def due_heads(self, workflow: str) -> Iterator[Head]:
@@ -773,7 +773,7 @@ _HEAD = "name, flow, finished, words, due, data"
 def _having(words: Words, numbers: Iterator[int]) -> tuple[str, list[bytes]]:
     """Return conditions for heads that have these words, and the parameters of the conditions."""
     has = [" OR ".join(f"position(${next(numbers)}::bytea IN words) > 0" for _ in g) for g in words]
-    texts = [text.encode(*TEXT) for group in words for text in group]
+    texts = [to_bytes(text) for group in words for text in group]
     return "".join(f" AND ({each})" for each in has), texts
 
 
@@ -790,7 +790,7 @@ def _owner(text: str | None) -> Owner | None:
 
 
 def _to_text(data: bytes) -> str:
-    """Return the text of bytes in :data:`.base.TEXT`."""
+    """Return the text of bytes from :func:`.base.to_bytes`."""
     return data.decode("utf-8", "surrogatepass")
 
 
@@ -849,9 +849,7 @@ def _rows_of(each: _RunBatch) -> dict[str, list[Any]]:
     batch, head, removed = each.batch, each.batch.head, {*each.batch.delete} - each.put.keys()
     return {
         "records": [(number, bytes(data)) for number, data in each.records.items()],
-        "objects": [
-            (hashed(name), name.encode(*TEXT), bytes(data)) for name, data in each.put.items()
-        ],
+        "objects": [(hashed(name), to_bytes(name), bytes(data)) for name, data in each.put.items()],
         "deleted": [(hashed(name),) for name in removed],
         "pruned": [(batch.prune,)] if batch.prune else [],
         "runs": [_head_row(head)] if head is not None else [],
@@ -861,8 +859,8 @@ def _rows_of(each: _RunBatch) -> dict[str, list[Any]]:
 
 
 def _head_row(head: Head) -> tuple[Any, ...]:
-    name, flow = head.run_id.encode(*TEXT), head.workflow.encode(*TEXT)
-    words = head.words.encode(*TEXT)
+    name, flow = to_bytes(head.run_id), to_bytes(head.workflow)
+    words = to_bytes(head.words)
     return name, flow, hashed(head.workflow), head.finished, head.data, words, head.due
 
 
