@@ -10,6 +10,7 @@ objects instead of storing their values:
 - attributes of ``self`` that do not pickle: they keep the value of the fresh object;
 - functions of the workflow's own modules: they run on the live globals, not on a copy of them;
 - unpicklable instances that a global of the module names (a client): the run gets today's object;
+- instances that globals hold: the run gets today's, unless it differs from the recorded one;
 - objects that a ``@stepwise.resource`` factory made: the factory is called again;
 - the secrets of the call, also inside texts: the call that resumes the run passes them again;
 - values that the journal or a chunk already holds (see ``references``).
@@ -37,7 +38,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -59,7 +60,7 @@ from stepwise._values.reducers import (
     state_of,
     synchronizer_form,
 )
-from stepwise._values.trees import ITERATORS, attributes, by_name, few, look_for, place_of
+from stepwise._values.trees import ATOMS, ITERATORS, attributes, by_name, few, look_for, place_of
 from stepwise._values.unpickling import Data, Unpickler
 
 # -- objects that a call was given ----------------------------------------------------------------
@@ -336,6 +337,14 @@ class _GivenObjects:
         node = self._node(value)
         return node is not None and root_of(node.path) in self._own
 
+    def in_module(self, value: Any) -> str | None:
+        """Return the path to an instance of the user's classes that globals alone hold."""
+        node = self._node(value)
+        if node is None or _NOWHERE in node.path or root_of(node.path) in self._own:
+            return None
+        is_own = type(node.before) is frozenset and not is_foreign(type(value))
+        return node.path if is_own and is_plain(value) and place_of(value) is None else None
+
     def instances(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Yield the instances of the user's classes in variables, by path, if there are few."""
         found = [each for each in self._nodes.values() if root_of(each.path) in names]
@@ -451,6 +460,7 @@ class Surroundings:
         linked: containers that variables share with the module, by their paths, while they are
             loaded.
         today: the module's containers by their paths, likewise.
+        circular: globals with instances that hold each other, which are stored by their values.
     """
 
     def __init__(
@@ -476,6 +486,7 @@ class Surroundings:
         self.classes: set[type] = set()
         self.linked: dict[str, Any] = {}
         self.today: dict[str, Any] = {}
+        self.circular: set[str] = set()
         self.function = function
         self.code: types.CodeType | None = None
         self.constants: Sequence[str] = ()
@@ -734,6 +745,10 @@ class UnpicklableError(Exception):
         self.culprits = culprits
 
 
+class _CircularError(Exception):
+    """Instances of a global hold each other; the argument is the name of the global."""
+
+
 class FrameReducers(Reducers):
     """The reduction of a frame's variables for a pickle.
 
@@ -772,11 +787,13 @@ class FrameReducers(Reducers):
         self.keeps_links = self.references is not None  # else not a checkpoint of a frame
         self.with_contents = with_contents
         self.met: set[str] = set()
+        self.met_instances: set[str] = set()
         self.subjects = around.subjects
         self.numbered: list[tuple[tuple[int, ...], Any]] = []
 
     def begin(self) -> None:
         self.met.clear()
+        self.met_instances.clear()
         self.numbered.clear()
         if self.references is not None:
             self.references.begin()
@@ -834,7 +851,19 @@ class FrameReducers(Reducers):
             from stepwise._checkpoints.exceptions import raised_form  # on use: few are variables
 
             return raised_form(obj)
-        return self.resource(obj, cls)
+        form = self.resource(obj, cls)
+        return self.instance(obj, cls) if form is NotImplemented else form
+
+    def instance(self, obj: Any, cls: type) -> Any:
+        """Reduce an instance that a global of the module holds, with its path, or leave it."""
+        given = self.around.given
+        path = given.in_module(obj) if given is not None and self.with_contents else None
+        if path is None or root_of(path) in self.around.circular:
+            return NotImplemented
+        if path in self.met_instances:  # its own contents hold it
+            raise _CircularError(root_of(path))
+        self.met_instances.add(path)
+        return _instance, (path, cls, _contents(obj))
 
     def resource(self, obj: Any, cls: type) -> Any:
         """Reduce an object that is not pickled by its contents, or return ``NotImplemented``.
@@ -970,6 +999,8 @@ def dump_values(values: Mapping[str, Any], around: Surroundings) -> Data:
             return dump(whole, reducers)
         except MemoryError:
             raise
+        except _CircularError as error:
+            around.circular.add(*error.args)
         except Exception as error:
             found, others = (_without if around.given is None else _set_apart)(values, around)
             if found or not others:
@@ -1296,6 +1327,48 @@ def _linked(path: str, cls: Any, content: Any) -> Any:
     today = around.today.get(path)
     around.linked[path] = today if type(today) is cls and _is_equal(today, content) else content
     return around.linked[path]
+
+
+def _instance(path: str, cls: Any, contents: tuple[Any, ...]) -> Any:
+    """Return the module's instance at a path if it has these contents, else one that has."""
+    given = _around().given
+    today = given.at(path) if given is not None else None
+    if type(today) is cls and _is_same(_contents(today), contents):
+        return today
+    made, (state, items, pairs) = cls.__new__(cls), contents
+    if hasattr(made, "__setstate__"):
+        made.__setstate__(state)
+    else:
+        held, slots = state if type(state) is tuple else (state, None)
+        for name, value in {**(held or {}), **(slots or {})}.items():
+            object.__setattr__(made, name, value)
+    for each in items:
+        made.append(each)
+    for key, value in pairs:
+        made[key] = value
+    return made
+
+
+def _contents(instance: Any) -> tuple[Any, list[Any], list[Any]]:
+    """Return what pickle would store of an instance: its state, and the items if it has some."""
+    state, items, pairs = (*instance.__reduce_ex__(PROTOCOL)[2:], None, None, None)[:3]
+    return state, [*(items or ())], [*(pairs or ())]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are one object, or equal containers and constants of such."""
+    if one is other:
+        return True
+    cls = type(one)
+    if cls is not type(other):
+        return False
+    if cls in (list, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if cls is dict:
+        return [*one] == [*other] and all(map(_is_same, one.values(), other.values()))
+    is_python = cls.__module__.partition(".")[0] in sys.stdlib_module_names
+    is_constant = cls in ATOMS or (is_python and isinstance(one, Hashable))
+    return bool(is_constant and one == other)
 
 
 def _taken(path: str, kind: str) -> Any:

@@ -123,6 +123,140 @@ SHARED = {
 }
 
 
+INSTANCES = {
+    "of many kinds": """
+        import dataclasses, datetime, pathlib
+
+        @dataclasses.dataclass
+        class Limits:
+            until: datetime.date
+            most: int = 3
+
+        class Slots:
+            __slots__ = ("size", "inner")
+
+        class Items(list):
+            pass
+
+        class Table(dict):
+            pass
+
+        class Config:
+            def __init__(self):
+                self.limits, self.folder = Limits(datetime.date(2026, 1, 1)), pathlib.Path("x")
+                self.slots, self.items, self.table = Slots(), Items([1]), Table(a=1)
+                self.slots.size, self.slots.inner = 1, {"deep": [Slots(), ("a", {1})]}
+                self.items.note = "n"
+
+        CONFIG = Config()
+
+        @workflow
+        def run():
+            config, limits, deep = CONFIG, CONFIG.limits, CONFIG.slots.inner["deep"][0]
+            held = [config, CONFIG.items, CONFIG.table]
+            work(1)
+            same = [
+                config is CONFIG, limits is CONFIG.limits, deep is CONFIG.slots.inner["deep"][0],
+                *(mine is own for mine, own in zip(held, [CONFIG, CONFIG.items, CONFIG.table])),
+            ]
+            config.limits.most = work(4)
+            return [*same, limits.most, CONFIG.limits.most]
+    """,
+}
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_an_instance_of_the_module_is_the_one_that_its_global_holds(name):
+    """An instance that a variable has from a global is the global's after a kill, as before it."""
+    survives(INSTANCES[name], exactly=False)
+
+
+AGENTS = """
+        class Agent:
+            def __init__(self, n):
+                self.n, self.done = n, 0
+
+        AGENTS = [Agent(1), Agent(2), Agent(3)]
+
+        @workflow
+        def run():
+            for agent in AGENTS:
+                agent.done = work(10 * agent.n)
+            return [agent.done for agent in AGENTS]
+    """
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_loop_over_instances_of_the_module(moment):
+    """Killed before it has changed any of them, a loop changes the instances that the module has."""
+    with lab_of(AGENTS) as lab:
+        assert lab.run(die_at=f"work(10) {moment}").died, lab.said
+        assert lab.run().code == 0, lab.said
+        assert lab.result == [10, 20, 30], lab.said
+
+
+KEPT = {
+    "changed before the kill": """
+        class Agent:
+            done = 0
+
+        AGENT = Agent()
+
+        @workflow
+        def run():
+            agent, again = AGENT, [AGENT]
+            agent.done = work(1)
+            agent.done += work(2)
+            return [agent.done, again[0] is agent]
+    """,
+    "that hold each other": """
+        class Part:
+            def __init__(self, whole):
+                self.whole, self.size = whole, 1
+
+        class Whole:
+            def __init__(self):
+                self.part = Part(self)
+
+        WHOLE = Whole()
+
+        @workflow
+        def run():
+            whole, part = WHOLE, WHOLE.part
+            part.size = work(2)
+            work(3)
+            return [whole.part is part, part.whole is whole, whole.part.size]
+    """,
+    "that compares equal": """
+        import dataclasses
+
+        @dataclasses.dataclass
+        class Child:
+            n: int = 1
+            log: list = dataclasses.field(default_factory=list, compare=False)
+
+        @dataclasses.dataclass
+        class Parent:
+            child: Child
+
+        PARENT = Parent(Child())
+
+        @workflow
+        def run():
+            parent, child = PARENT, PARENT.child
+            child.log.append(work(1))
+            work(2)
+            return [parent.child is child, parent.child.log]
+    """,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_instances_of_the_module_that_changed_stay_one_in_the_variables(name):
+    """Instances that a run had changed come back as they were, and shared as they were."""
+    survives(KEPT[name], exactly=False)
+
+
 @pytest.mark.parametrize("name", SHARED)
 def test_a_container_of_the_module_stays_shared_among_variables(name):
     """A list of the module that two variables hold, in part or whole, is one list after a kill."""
