@@ -129,16 +129,19 @@ class Summary(Projection):
     def _count(self, number: int) -> None:
         if self.calls and number == self.calls[-1][1] + 1:
             self.calls[-1][1] = number
-        elif not any(first <= number <= last for first, last in reversed(self.calls)):
-            self.calls.append([number, number])
-            self.calls.sort()
-            merged: list[list[int]] = []
-            for first, last in self.calls:
-                if merged and merged[-1][1] + 1 == first:
-                    merged[-1][1] = last
-                else:
-                    merged.append([first, last])
-            self.calls = merged
+            return
+        for first, last in reversed(self.calls):  # in a generator, a Ctrl-C at its close is lost
+            if first <= number <= last:
+                return
+        self.calls.append([number, number])
+        self.calls.sort()
+        merged: list[list[int]] = []
+        for first, last in self.calls:
+            if merged and merged[-1][1] + 1 == first:
+                merged[-1][1] = last
+            else:
+                merged.append([first, last])
+        self.calls = merged
 
     def statuses(self, in_doubt: Iterable[int]) -> dict[str, int]:
         """Return the number of calls of each status.

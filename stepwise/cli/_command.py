@@ -55,6 +55,14 @@ def answer() -> IO[str]:
     return _answers[-1] if _answers else sys.stdout
 
 
+def descriptor_of(stream: IO[str]) -> int | None:
+    """Return the number of a stream's file; ``None`` if it is closed, or in memory in a test."""
+    try:
+        return stream.fileno()
+    except (AttributeError, OSError):  # Python has no stream in the place of a closed one
+        return None
+
+
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
     """Keep stdout for the answer: the user's code, and processes that it starts, print on stderr.
@@ -62,10 +70,9 @@ def _answering() -> Iterator[None]:
     A command imports the user's modules, by name or for the classes of recorded values.
     """
     printed = sys.stdout
+    number = descriptor_of(printed)
     with contextlib.ExitStack() as ends:
-        try:
-            number = printed.fileno()
-        except (AttributeError, OSError):  # closed, or in the memory of a test
+        if number is None:
             out = printed
             ends.enter_context(contextlib.redirect_stdout(sys.stderr))
         else:

@@ -127,7 +127,7 @@ def execute(
         command,
         cwd=folder or None,
         env={**os.environ, **environment},
-        stdout=2 if as_json else cli.answer().fileno(),
+        stdout=2 if as_json else cli.descriptor_of(cli.answer()),
     )
     while True:
         try:

@@ -188,7 +188,7 @@ AGENTS = """
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_loop_over_instances_of_the_module(moment):
-    """Killed before it has changed any of them, a loop changes the instances that the module has."""
+    """Killed before it has changed any of them, a loop changes the instances of the module."""
     with lab_of(AGENTS) as lab:
         assert lab.run(die_at=f"work(10) {moment}").died, lab.said
         assert lab.run().code == 0, lab.said
