@@ -37,7 +37,7 @@ import pickle
 import sys
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -60,7 +60,7 @@ from stepwise._values.reducers import (
     state_of,
     synchronizer_form,
 )
-from stepwise._values.trees import ATOMS, ITERATORS, attributes, by_name, few, look_for, place_of
+from stepwise._values.trees import ITERATORS, attributes, by_name, few, look_for, place_of
 from stepwise._values.unpickling import Data, Unpickler
 
 # -- objects that a call was given ----------------------------------------------------------------
@@ -337,13 +337,25 @@ class _GivenObjects:
         node = self._node(value)
         return node is not None and root_of(node.path) in self._own
 
+    @functools.cached_property
+    def _large(self) -> frozenset[str]:
+        """The globals that hold more objects than those whose identity is kept."""
+        counts = Counter(root_of(each.path) for each in self._nodes.values())
+        return frozenset(root for root, count in counts.items() if count > _FEW)
+
     def in_module(self, value: Any) -> str | None:
-        """Return the path to an instance of the user's classes that globals alone hold."""
+        """Return the path to an instance of the user's classes that a global alone holds.
+
+        Return ``None`` as well if that global holds many objects.
+        """
         node = self._node(value)
-        if node is None or _NOWHERE in node.path or root_of(node.path) in self._own:
+        root = root_of(node.path) if node is not None and _NOWHERE not in node.path else ""
+        if node is None or not root or root in self._own or root in self._large:
             return None
-        is_own = type(node.before) is frozenset and not is_foreign(type(value))
-        return node.path if is_own and is_plain(value) and place_of(value) is None else None
+        cls = type(value)
+        if cls in _DATA or cls in _PARTS or is_foreign(cls) or is_synchronizer(value):
+            return None
+        return node.path if is_plain(value) and place_of(value) is None else None
 
     def instances(self, names: Collection[str]) -> Iterator[tuple[str, Any]]:
         """Yield the instances of the user's classes in variables, by path, if there are few."""
@@ -1357,18 +1369,22 @@ def _contents(instance: Any) -> tuple[Any, list[Any], list[Any]]:
 
 def _is_same(one: Any, other: Any) -> bool:
     """Return whether two values are one object, or equal containers and constants of such."""
-    if one is other:
-        return True
     cls = type(one)
-    if cls is not type(other):
-        return False
-    if cls in (list, tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if cls is dict:
-        return [*one] == [*other] and all(map(_is_same, one.values(), other.values()))
+    if one is other or cls is not type(other):
+        return one is other
     is_python = cls.__module__.partition(".")[0] in sys.stdlib_module_names
-    is_constant = cls in ATOMS or (is_python and isinstance(one, Hashable))
-    return bool(is_constant and one == other)
+    if issubclass(cls, tuple) or (is_python and issubclass(cls, (list, deque))):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if is_python and issubclass(cls, dict):
+        return _is_same([*one], [*other]) and all(map(_is_same, one.values(), other.values()))
+    if is_python and issubclass(cls, (set, frozenset)):
+        return bool(one == other) and all(map(_is_constant, one))
+    return _is_constant(one) and bool(one == other)
+
+
+def _is_constant(value: Any) -> bool:
+    is_python = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    return is_python and isinstance(value, Hashable)
 
 
 def _taken(path: str, kind: str) -> Any:

@@ -126,6 +126,7 @@ SHARED = {
 INSTANCES = {
     "of many kinds": """
         import dataclasses, datetime, pathlib
+        from collections import OrderedDict, defaultdict, deque
 
         @dataclasses.dataclass
         class Limits:
@@ -141,8 +142,21 @@ INSTANCES = {
         class Table(dict):
             pass
 
+        class State:
+            def __init__(self):
+                self.n, self.call = 0, lambda: 1
+
+            def __getstate__(self):
+                return {"n": self.n}
+
+            def __setstate__(self, state):
+                self.__init__()
+                self.n = state["n"]
+
         class Config:
             def __init__(self):
+                self.state, self.lock = State(), threading.Lock()
+                self.tables = OrderedDict(a={1, 2}), defaultdict(list, b=[deque([1])])
                 self.limits, self.folder = Limits(datetime.date(2026, 1, 1)), pathlib.Path("x")
                 self.slots, self.items, self.table = Slots(), Items([1]), Table(a=1)
                 self.slots.size, self.slots.inner = 1, {"deep": [Slots(), ("a", {1})]}
@@ -153,11 +167,11 @@ INSTANCES = {
         @workflow
         def run():
             config, limits, deep = CONFIG, CONFIG.limits, CONFIG.slots.inner["deep"][0]
-            held = [config, CONFIG.items, CONFIG.table]
+            held, parts = [config.state, config.items], lambda: [CONFIG.state, CONFIG.items]
             work(1)
             same = [
                 config is CONFIG, limits is CONFIG.limits, deep is CONFIG.slots.inner["deep"][0],
-                *(mine is own for mine, own in zip(held, [CONFIG, CONFIG.items, CONFIG.table])),
+                *(mine is own for mine, own in zip(held, parts())),
             ]
             config.limits.most = work(4)
             return [*same, limits.most, CONFIG.limits.most]
@@ -226,6 +240,22 @@ KEPT = {
             part.size = work(2)
             work(3)
             return [whole.part is part, part.whole is whole, whole.part.size]
+    """,
+    "of more than a hundred": """
+        class Link:
+            def __init__(self, n):
+                self.n, self.next = n, None
+
+        CHAIN = last = Link(0)
+        for number in range(3000):
+            last.next = last = Link(number)
+
+        @workflow
+        def run():
+            chain, second = CHAIN, CHAIN.next
+            second.n = work(2)
+            work(3)
+            return [chain.next is second, chain.next.n]
     """,
     "that compares equal": """
         import dataclasses
