@@ -31,6 +31,8 @@ _TAKES_CLASSES = frozenset({"functools.partial", "collections.defaultdict"})
 """Functions that execute no code of a class or function that they are given."""
 _PLAIN: dict[Any, type] = {"dataclasses": list, "pydantic.main": dict}
 """The modules whose ``__setstate__`` sets any state of this type."""
+_ASKED = ("__getstate__", "__reduce_ex__", "__reduce__", "__getattribute__")
+"""The methods that are called to compare an instance of the module with a recorded one."""
 _CONTAINERS = (list, dict, set, bytearray, deque)
 _HASHES = (object.__hash__, str.__hash__, int.__hash__, enum.Enum.__hash__)
 _MISSING = object()
@@ -303,6 +305,18 @@ def _argument(_: Loadable, __: str, cls: Any) -> Any:
     return cls and cls.__new__(cls)
 
 
+def _instance(_: Loadable, __: str, cls: Any, contents: tuple[Any, list[Any], list[Any]]) -> Any:
+    made, (state, items, pairs) = cls.__new__(cls), contents
+    made.__setstate__(state)
+    if items or pairs:
+        made.append(None)
+    for name in _ASKED if cls.is_theirs else ():
+        own = inspect.getattr_static(cls.target, name, None)
+        if isinstance(own, types.FunctionType) and own.__module__ not in _PLAIN:
+            cls._decides(f".{name}")
+    return made
+
+
 def _refill(_: Loadable, live: Any, content: Any) -> None:
     if isinstance(live, Inert) and type(content) is tuple:
         type(live).refill(content[0])
@@ -331,6 +345,7 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     ),
     "cloudpickle.cloudpickle._make_skeleton_enum": _code(lambda args: (args[4], args[2])),
     "stepwise._checkpoints.variables._argument": _argument,
+    "stepwise._checkpoints.variables._instance": _instance,
     "stepwise._checkpoints.variables._refill": _refill,
     "stepwise._checkpoints.variables._cell": _variable,
     "stepwise._checkpoints.variables._global": _variable,

@@ -316,6 +316,21 @@ def test_a_class_that_was_renamed(folder):
     assert what_is_said(row) == what_happened()
 
 
+def test_an_instance_of_the_module(folder):
+    """A variable that a global's instance is in loads if the class has no code of its own."""
+    text = AGENT.replace("@workflow", 'DESK = Note("d")\n\n@workflow', 1)
+    text = text.replace("    one = think(1)\n", "    desk, one = DESK, think(1)\n")
+    text = text.replace("return Note(to)", "return to").replace('[Note("a")]', "[0]")
+    die(text=text)
+    row, _ = preflight()
+    assert (row["verdict"], row["unknown"]) == ("resumes", [])
+    own = "    text: str\n    def __getstate__(self):\n        return {'text': self.text}\n"
+    edit(("    text: str\n", own), text=text)
+    row, _ = preflight()
+    assert (row["verdict"], row["unknown"]) == ("resumes", ["agent.Note.__getstate__"])
+    assert what_is_said(row) == what_happened()
+
+
 def test_a_class_with_code_of_its_own(folder):
     """Where a class's own code loads a value, the verdict has a reservation; a replay has none."""
     own = "    def __setstate__(self, state):\n        self.text = state['text']\n"
