@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
 import enum
 import functools
 import gc
@@ -353,7 +354,7 @@ class _GivenObjects:
         if node is None or not root or root in self._own or root in self._large:
             return None
         cls = type(value)
-        if cls in _DATA or cls in _PARTS or is_foreign(cls) or is_synchronizer(value):
+        if cls in _DATA or cls in copyreg.dispatch_table or is_foreign(cls):
             return None
         return node.path if is_plain(value) and place_of(value) is None else None
 
@@ -863,10 +864,14 @@ class FrameReducers(Reducers):
             from stepwise._checkpoints.exceptions import raised_form  # on use: few are variables
 
             return raised_form(obj)
-        form = self.resource(obj, cls)
-        return self.instance(obj, cls) if form is NotImplemented else form
+        return self.resource(obj, cls)
 
-    def instance(self, obj: Any, cls: type) -> Any:
+    def reduce(self, obj: Any) -> Any:
+        """See ``pickle.Pickler.reducer_override``."""
+        form = super().reduce(obj)
+        return self.instance(obj) if form is NotImplemented else form
+
+    def instance(self, obj: Any) -> Any:
         """Reduce an instance that a global of the module holds, with its path, or leave it."""
         given = self.around.given
         path = given.in_module(obj) if given is not None and self.with_contents else None
@@ -875,7 +880,7 @@ class FrameReducers(Reducers):
         if path in self.met_instances:  # its own contents hold it
             raise _CircularError(root_of(path))
         self.met_instances.add(path)
-        return _instance, (path, cls, _contents(obj))
+        return _instance, (path, type(obj), _contents(obj))
 
     def resource(self, obj: Any, cls: type) -> Any:
         """Reduce an object that is not pickled by its contents, or return ``NotImplemented``.
