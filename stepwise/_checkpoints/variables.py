@@ -741,6 +741,7 @@ def _is_mutable(value: object) -> bool:
 
 _LINKED = frozenset(COLLECTIONS)
 _LINKABLE = _LINKED | {str}
+_newobj: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 _LINK = "@module "
 """The beginning of the name of a module's container in a pickle."""
 _MOST_LINKED = 1000
@@ -869,18 +870,20 @@ class FrameReducers(Reducers):
     def reduce(self, obj: Any) -> Any:
         """See ``pickle.Pickler.reducer_override``."""
         form = super().reduce(obj)
-        return self.instance(obj) if form is NotImplemented else form
+        by_state = form is NotImplemented or (type(form) is tuple and form[0] is _newobj)
+        return self.instance(obj, form) if by_state else form
 
-    def instance(self, obj: Any) -> Any:
-        """Reduce an instance that a global of the module holds, with its path, or leave it."""
+    def instance(self, obj: Any, form: Any) -> Any:
+        """Reduce an instance that a global of the module holds, with its path; leave others."""
         given = self.around.given
         path = given.in_module(obj) if given is not None and self.with_contents else None
         if path is None or root_of(path) in self.around.circular:
-            return NotImplemented
+            return form
         if path in self.met_instances:  # its own contents hold it
             raise _CircularError(root_of(path))
         self.met_instances.add(path)
-        return _instance, (path, type(obj), _contents(obj))
+        form = obj.__reduce_ex__(PROTOCOL) if form is NotImplemented else form
+        return _instance, (path, type(obj), _contents(form))
 
     def resource(self, obj: Any, cls: type) -> Any:
         """Reduce an object that is not pickled by its contents, or return ``NotImplemented``.
@@ -1352,7 +1355,7 @@ def _instance(path: str, cls: Any, contents: tuple[Any, ...]) -> Any:
     today = given.at(path) if given is not None else None
     if type(today) is cls:
         with contextlib.suppress(Exception):  # its class may run code of its own
-            if _is_same(_contents(today), contents):
+            if _is_same(_contents(today.__reduce_ex__(PROTOCOL)), contents):
                 return today
     made, (state, items, pairs) = cls.__new__(cls), contents
     if hasattr(made, "__setstate__"):
@@ -1368,9 +1371,9 @@ def _instance(path: str, cls: Any, contents: tuple[Any, ...]) -> Any:
     return made
 
 
-def _contents(instance: Any) -> tuple[Any, list[Any], list[Any]]:
-    """Return what pickle would store of an instance: its state, and the items if it has some."""
-    state, items, pairs = (*instance.__reduce_ex__(PROTOCOL)[2:], None, None, None)[:3]
+def _contents(form: Any) -> tuple[Any, list[Any], list[Any]]:
+    """Return the contents in a reduced form: the state, and the items if there are some."""
+    state, items, pairs = (*form[2:], None, None, None)[:3]
     return state, [*(items or ())], [*(pairs or ())]
 
 

@@ -186,9 +186,11 @@ def test_an_instance_of_the_module_is_the_one_that_its_global_holds(name):
 
 
 AGENTS = """
+        MODE = "a constant of the module"
+
         class Agent:
             def __init__(self, n):
-                self.n, self.done = n, 0
+                self.n, self.mode, self.done = n, MODE, 0
 
         AGENTS = [Agent(1), Agent(2), Agent(3)]
 
