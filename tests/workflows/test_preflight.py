@@ -318,8 +318,8 @@ def test_a_class_that_was_renamed(folder):
 
 def test_an_instance_of_the_module(folder):
     """A variable that a global's instance is in loads if the class has no code of its own."""
-    text = AGENT.replace("@workflow", 'DESK = Note("d")\n\n@workflow', 1)
-    text = text.replace("    one = think(1)\n", "    desk, one = DESK, think(1)\n")
+    text = AGENT.replace("@workflow", 'DESKS = [Note("d")]\n\n@workflow', 1)
+    text = text.replace("    one = think(1)\n", "    desk, one = DESKS[0], think(1)\n")
     text = text.replace("return Note(to)", "return to").replace('[Note("a")]', "[0]")
     die(text=text)
     row, _ = preflight()
