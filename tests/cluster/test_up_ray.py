@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-import signal
+import threading
 
 import cluster_jobs
 import pytest
@@ -21,6 +21,9 @@ SUBMIT = """
     print("submitted", flush=True)
     time.sleep(1000)
 """
+
+
+ENDED = "ended", "completed"
 
 
 def command(*words):
@@ -44,11 +47,27 @@ def executors(store, count, *words):
             each.wait()
 
 
-def stop(executor, number=signal.SIGTERM):
-    """Tell an executor to end; return the events that it printed."""
-    executor.send_signal(number)
-    out, _ = executor.communicate(timeout=SECONDS)
-    return [json.loads(line) for line in out.splitlines()]
+class Events:
+    """The events that executors print, as they come."""
+
+    def __init__(self, executors):
+        self._found = []
+        self._readers = [threading.Thread(target=self._read, args=[each]) for each in executors]
+        for each in self._readers:
+            each.start()
+
+    def _read(self, executor):
+        for line in executor.stdout:
+            self._found.append(json.loads(line))
+
+    def completed(self):
+        """The runs that have ended as completed, as often as that was said."""
+        return sorted(e["id"] for e in self._found if (e["event"], e["status"]) == ENDED)
+
+    def to_the_end(self):
+        """Wait until the executors have ended."""
+        for each in self._readers:
+            each.join(SECONDS)
 
 
 def crash(store, world, *names):
@@ -76,18 +95,18 @@ def test_a_driver_dies(store, world):
     names = [f"run-{number}" for number in range(3)]
     crash(store, world, *names)
     with executors(store, 2) as made:
-        until(lambda: all(run_of(name).status == "completed" for name in names))
-        events = [event for each in made for event in stop(each)]
+        events = Events(made)
+        until(lambda: len(events.completed()) >= len(names))
+        for each in made:
+            each.terminate()
+        events.to_the_end()
     for name in names:
         run = run_of(name)
         assert (run.resumed_from_step, run.steps_executed) == (2, 2)
     assert sorted(
         what for what, _ in cluster_jobs.noted(world) if what.startswith("work")
     ) == sorted(f"work-{number}" for number in range(4) for _ in names)
-    ended = [(event["id"], event["status"]) for event in events if event["event"] == "ended"]
-    assert sorted(each for each in ended if each[1] == "completed") == [
-        (name, "completed") for name in names
-    ]
+    assert events.completed() == names
 
 
 def test_the_same_submit_again_continues(store, world):
