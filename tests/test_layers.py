@@ -551,10 +551,10 @@ def test_sizes():
 
 ENTERED = {
     "a step without a checkpoint": 27,
-    "a step with its checkpoint": 34,
+    "a step with its checkpoint": 35,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 51,
-    "an approved tool, its owner's side": 49,  # fewer if the answer comes at once
+    "a resume, to the end of its run": 55,
+    "an approved tool, its owner's side": 50,  # fewer if the answer comes at once
     "an instrumented model call": 44,
 }
 """How many modules a reader opens who follows such a call from its beginning to its end."""

@@ -185,10 +185,8 @@ def edited_among(recorded: Sequence[RecordedVersion]) -> list[EditedStep]:
     """Return the steps that differ from a recorded version, without their calls."""
     defined = [(each, defined_steps(each.module, each.name)) for each in recorded]
     for each, steps in defined:  # all of them first: a step compared too early parses its files
-        version = Version(each.id, each.parts, each.files)
         for step in steps:
-            if "version" not in vars(step) and version.holds(step.source):
-                step.version = version
+            step.recognise(Version(each.id, each.parts, each.files))
     found = []
     for each, steps in defined:
         ids = {step.code for step in steps}

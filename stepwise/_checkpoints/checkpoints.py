@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any, Literal
 
 from stepwise._checkpoints.references import (
-    NOTHING_NEEDED,
     KnownValues,
     Needs,
     Reader,
@@ -236,11 +235,10 @@ class Checkpoints:
         if prunes:
             after = facts._replace(pruned=behind)
             gone += self._beside_ended_calls(kept[0], state)
-        if needs is not NOTHING_NEEDED:
-            state = state._replace(needs=needs.header())
+        referred = needs.header()
         self._journal.put(
             name,
-            state.header(),
+            (state._replace(needs=referred) if referred else state).header(),
             payload,
             also={chunk_name(number): data for number, data in chunks.items()} if chunks else None,
             delete=tuple(gone),
@@ -248,8 +246,7 @@ class Checkpoints:
             head=after if prunes else None,
         )
         self._names, self._refused = kept, []
-        if needs is not NOTHING_NEEDED:
-            references.stored(needs)
+        references.stored(needs)
         return after
 
     def _is_shared(self, facts: RunFacts) -> bool:

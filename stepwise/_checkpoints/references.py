@@ -136,8 +136,7 @@ class Needs(NamedTuple):
 
 
 _PACKED = ("records", "chunks", "all_chunks", "buffers")
-NOTHING_NEEDED = Needs()
-"""The references of a checkpoint whose variables are written whole."""
+_NOTHING_NEEDED = Needs()
 
 
 def chunk_name(number: int) -> str:
@@ -1154,7 +1153,7 @@ class References:
     def needs(self) -> tuple[Needs, dict[int, Data]]:
         """Return the references of the pickled variables, and the chunks that must be stored."""
         if self._is_empty:
-            return NOTHING_NEEDED, {}
+            return _NOTHING_NEEDED, {}
         found = {number: self._known.chunk(number) for number in self._used.chunks}
         waiting = list(found.values())
         while waiting:
@@ -1170,6 +1169,8 @@ class References:
 
     def stored(self, needs: Needs) -> None:
         """Release everything that the stored checkpoint does not refer to."""
+        if self._is_empty:
+            return
         for here, long in self._lists.items():
             if not long.met and here not in self._guessed:
                 self._elsewhere[here] = long.value

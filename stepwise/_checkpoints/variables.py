@@ -311,11 +311,9 @@ class _GivenObjects:
         if type(value) in _DATA:
             reference: Any = functools.partial(_itself, value)
         else:
-            if type(value) in _PARTS:
-                pass  # a function, a method, a cell
-            elif is_synchronizer(value):
+            if is_synchronizer(value):
                 before = snapshot(value)
-            elif found.is_open:
+            elif found.is_open and type(value) not in _PARTS:
                 held = attributes(value)
                 before = frozenset(name for name in held if held[name] is not None)
             try:
@@ -801,13 +799,11 @@ class FrameReducers(Reducers):
         self.keeps_links = self.references is not None  # else not a checkpoint of a frame
         self.with_contents = with_contents
         self.met: set[str] = set()
-        self.met_instances: set[str] = set()
         self.subjects = around.subjects
         self.numbered: list[tuple[tuple[int, ...], Any]] = []
 
     def begin(self) -> None:
         self.met.clear()
-        self.met_instances.clear()
         self.numbered.clear()
         if self.references is not None:
             self.references.begin()
@@ -879,9 +875,9 @@ class FrameReducers(Reducers):
         path = given.in_module(obj) if given is not None and self.with_contents else None
         if path is None or root_of(path) in self.around.circular:
             return form
-        if path in self.met_instances:  # its own contents hold it
+        if path in self.met:  # its own contents hold it
             raise _CircularError(root_of(path))
-        self.met_instances.add(path)
+        self.met.add(path)
         form = obj.__reduce_ex__(PROTOCOL) if form is NotImplemented else form
         return _instance, (path, type(obj), _contents(form))
 

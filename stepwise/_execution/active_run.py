@@ -331,8 +331,7 @@ class Steering:
     @property
     def left(self) -> float | None:
         """The seconds that remain until the first timeout ends; ``None`` without a timeout."""
-        ends = [each._end for each in self._outward if each._until is not None]
-        found = [left for end in ends if (left := end.left()) is not None]
+        found = [left for each in self._outward if (left := each._end.left()) is not None]
         return min(found, default=None)
 
     # -- asking ----------------------------------------------------------------------------------
@@ -348,7 +347,7 @@ class Steering:
 
     def look(self) -> None:
         """Check whether the run must end: its timeout is over, or somebody cancelled it."""
-        left = self._end.left() if self._until is not None else None
+        left = self._end.left()
         if left is not None and left <= 0:
             self.ask(_timed_out(self.run.facts, self._timeout))
         elif not self._outer and time.monotonic() >= self.next_look:

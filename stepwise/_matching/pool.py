@@ -572,9 +572,6 @@ class Pool:
             be known.  A record of a missing function may come from a renamed function.
         counted: the number of calls of each name before these records, as a checkpoint counted
             them.
-
-    Attributes:
-        by_number: the records that no call used, in order, by the numbers of their calls.
     """
 
     def __init__(
@@ -594,7 +591,7 @@ class Pool:
             whose, parts = made.call.name, made.call.parts
             self._state.update((owner(whose, parts, part), part) for part in made.state)
         self.rulings = calls.rulings
-        self.by_number = calls.known
+        self._unused = calls.known
         self._by_key = _Index(lambda call: (call.name, call.digest))
         self._by_ordinal = _Index(lambda call: (call.name, call.digest, call.ordinal))
         self._by_turn = _Index(lambda call: (call.name, call.branch, call.ordinal))
@@ -614,8 +611,8 @@ class Pool:
         for recorded in calls:
             self._know(recorded.call)
         for number in calls.superseded:
-            self.by_number.pop(number, None)
-        for recorded in self.by_number.values():
+            self._unused.pop(number, None)
+        for recorded in self._unused.values():
             self._index(recorded)
 
     def _know(self, call: Call) -> None:
@@ -627,10 +624,10 @@ class Pool:
             self._made.setdefault((call.name, call.digest), []).append(call)
 
     def __len__(self) -> int:
-        return len(self.by_number)
+        return len(self._unused)
 
     def __bool__(self) -> bool:
-        return bool(self.by_number or self.rulings)
+        return bool(self._unused or self.rulings)
 
     @property
     def unused(self) -> list[RecordedCall]:
@@ -642,7 +639,7 @@ class Pool:
         done = tuple(self.done)
         return [
             each
-            for number, each in self.by_number.items()
+            for number, each in self._unused.items()
             if number not in self._covered and not each.over
             if not (done and each.answers and each.call.branch.startswith(done))
         ]
@@ -650,7 +647,7 @@ class Pool:
     @property
     def all(self) -> list[RecordedCall]:
         """The records that no call used, in order."""
-        return list(self.by_number.values())
+        return list(self._unused.values())
 
     def holds(self, name: str, digest: str) -> bool:
         """Return whether a call of this name with these arguments is unused."""
@@ -658,7 +655,7 @@ class Pool:
 
     def get(self, number: int) -> RecordedCall | None:
         """Return the recorded call of that number while it is unused, else None."""
-        return self.by_number.get(number)
+        return self._unused.get(number)
 
     def _index(self, recorded: RecordedCall) -> None:
         call = recorded.call
@@ -743,12 +740,12 @@ class Pool:
             return None
         said, ruled = found
         if ruled.same:
-            recorded = self.by_number.get(ruled.steps[0])
+            recorded = self._unused.get(ruled.steps[0])
         else:
-            named = (self.by_number[number] for number in self._by_name.at(call.name))
+            named = (self._unused[number] for number in self._by_name.at(call.name))
             recorded = made_since(said, ruled.call, named)
             if recorded is None:
-                known = [self.by_number[n] for n in ruled.steps if n in self.by_number]
+                known = [self._unused[n] for n in ruled.steps if n in self._unused]
                 known = [each for each in known if agrees(call, ruled.call, each.call)]
                 return Match(Verdict.FRESH, tuple(known))
         if recorded is None:
@@ -777,7 +774,7 @@ class Pool:
             best: tuple[bool, bool, int] | None = None
             found = None
             for number in self._equal(call):
-                recorded = self.by_number[number]
+                recorded = self._unused[number]
                 if not fits(recorded, call) or not self._is_same(recorded.call, call, caller):
                     continue
                 other = recorded.call
@@ -800,9 +797,9 @@ class Pool:
             if index is None:
                 index = self._by_arguments[call.name] = _Index(_arguments)
                 for number in sorted(self._by_name.at(call.name)):
-                    index.add(self.by_number[number].call)
+                    index.add(self._unused[number].call)
             for number in index.at(*_arguments(call)):
-                if self.by_number[number].call.digest != call.digest:
+                if self._unused[number].call.digest != call.digest:
                     yield number
 
     def _under_its_old_name(self, call: Call, caller: AnyCaller) -> RecordedCall | None:
@@ -812,11 +809,11 @@ class Pool:
         """
         if self._by_code is None:
             self._by_code = _Index(lambda call: (call.code, call.digest))
-            for recorded in self.by_number.values():
+            for recorded in self._unused.values():
                 if recorded.call.code and not recorded.call.effect and recorded.answers:
                     self._by_code.add(recorded.call)
         for number in self._by_code.at(call.code, call.digest):
-            recorded = self.by_number[number]
+            recorded = self._unused[number]
             if (
                 self.is_gone(recorded.call, call)
                 and self._fits(recorded, call)
@@ -841,7 +838,7 @@ class Pool:
         The step cannot be called if its function no longer exists: it runs again under another
         name.
         """
-        around = self.by_number.get(self._covered.get(number, 0))
+        around = self._unused.get(self._covered.get(number, 0))
         return around is not None and not self.is_gone(around.call, call)
 
     def _is_same(self, recorded: Call, call: Call, caller: AnyCaller) -> bool:
@@ -888,7 +885,7 @@ class Pool:
         """
         found = []
         for number in sorted(self._by_effect.at(True)):
-            recorded = self.by_number[number]
+            recorded = self._unused[number]
             other = recorded.call
             if other.name == call.name:
                 could_be = not self._is_covered(number, call)
@@ -960,9 +957,9 @@ class Pool:
         self._owners.pop(number, None)
         if owner:
             self._owners[number] = owner
-        if number in self.by_number:
+        if number in self._unused:
             return
-        self.by_number[recorded.call.number] = recorded
+        self._unused[recorded.call.number] = recorded
         self._know(recorded.call)
         self._index(recorded)
 
@@ -979,7 +976,7 @@ class Pool:
         return [each for each in map(self._remove, inner) if each is not None]
 
     def _remove(self, number: int) -> RecordedCall | None:
-        recorded = self.by_number.pop(number, None)
+        recorded = self._unused.pop(number, None)
         self._covered.pop(number, None)
         self._owners.pop(number, None)
         if recorded is not None:

@@ -142,8 +142,9 @@ def _server(store: Any) -> Iterator[Finding]:
     yield Finding("server", "ok", f"PostgreSQL {facts.settings['server_version']}, {answered}")
     yield _durability(facts)
     yield from _replication(facts)
+    direct = "none: messages to runs arrive at once"
     pooled = "there is one: messages to runs are looked for twice a second"
-    yield Finding("pooler", "ok", "none: messages to runs arrive at once" * facts.direct or pooled)
+    yield Finding("pooler", "ok", direct if facts.direct else pooled)
     text = f"the server's is {abs(facts.ahead):.1f} s {'ahead' if facts.ahead > 0 else 'behind'}"
     todo = "synchronize the clocks (NTP): waits that another machine began end at other times"
     yield _judged("clock", text, todo, is_good=abs(facts.ahead) <= _CLOCKS)

@@ -82,6 +82,7 @@ from stepwise._workflows.execute import (
     execute,
     execute_async,
 )
+from stepwise._workflows.other_runs import counted_here, is_call_of, look_beside
 from stepwise._workflows.resume import WorkflowRun
 from stepwise.stores import Head, Store, open_store
 
@@ -392,8 +393,6 @@ def check_conflict(call: Invocation, seal: Seal, facts: RunFacts) -> None:
     Raises:
         RunConflictError: the message names the parts that differ.
     """
-    from stepwise._workflows.other_runs import counted_here, is_call_of  # on use
-
     callee, workflow = call.callee, call.callee.workflow
     facts = counted_here(call.store, seal, facts, callee)
     is_call = is_call_of(call.store, seal, facts, callee)
@@ -494,8 +493,6 @@ def _start(
 ) -> tuple[RunFacts, tuple[Started, Data]]:
     started, payload, facts = beginning(call, secrets)
     if call.parent is None:
-        from stepwise._workflows.other_runs import look_beside  # on use: a resume needs it not
-
         asked = call.explicit or call.anew or not isinstance(call.callee.workflow, Definition)
         look_beside(call.store, journal.seal, facts, call.callee, is_asked_for=asked)
     trace = observers.begin_trace(facts, facts.trace, current_scope())
@@ -850,9 +847,7 @@ class Starting:
                     f"such run in {url}. Whole ids are listed by: stepwise runs"
                 )
             return False
-        from stepwise._workflows.other_runs import counted_here, is_call_of  # on use
-
-        facts = counted_here(self._store, self._seal, facts, self._callee)
+            facts = counted_here(self._store, self._seal, facts, self._callee)
         if self._parts.differing(facts.parts, growing=False):
             return False
         return is_call_of(self._store, self._seal, facts, self._callee)

@@ -296,7 +296,7 @@ class OpenedRun:
         why = "a generator makes its items anew" if again else ""
 
         def plainly() -> Encoded:
-            kind = self.call.callee.workflow.returns if codec.name else Any
+            kind = self.call.callee.workflow.returns
             return codec.encode(value, f"the result of {label!r}", kind)
 
         if changed:
@@ -348,8 +348,7 @@ class _Ownership:
                 carrier.__exit__()
                 if not active_run.live_runs:
                     sigterms.end()
-                    if sigterms.draining:
-                        end_if_drained()
+                    end_if_drained()
 
     def enter_scope(self) -> None:
         # Keep the scope, not the token of the change: a Ctrl-C could come before it is stored.
@@ -873,14 +872,9 @@ def _keyboard(error: KeyboardInterrupt) -> str:
     return "Ctrl-C" if type(error) is KeyboardInterrupt else str(error) or type(error).__name__
 
 
+@reports
 def report_unused(active: active_run.ActiveRun) -> None:
     """Report the recorded calls that a completed run did not call again."""
-    if active.pool.by_number:
-        _report_unused(active)
-
-
-@reports
-def _report_unused(active: active_run.ActiveRun) -> None:
     unused = active.pool.unused
     effects = [each.call for each in unused if each.may_have_happened]
     plain = Counter(each.call.name for each in unused if not each.may_have_happened)

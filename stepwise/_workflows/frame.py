@@ -1117,7 +1117,7 @@ class WorkflowFrame(Frame):
         last checkpoint.  A second execution could draw other values, which flow into the step.  A
         checkpoint that is due is taken early if no value was drawn: no second one is necessary.
         """
-        rewritten, before, pool = self.rewritten, self.drawn, self.active.pool
+        rewritten, before = self.rewritten, self.drawn
         ahead, outlook = rewritten.ahead[number], self.outlooks.get(number)
         if outlook is None or not outlook.holds(values):
             outlook = self.outlooks[number] = Outlook(ahead, values, rewritten, self.entered)
@@ -1136,7 +1136,7 @@ class WorkflowFrame(Frame):
             return False
         elif not before:  # the executed statements produce the same values again
             return False
-        elif (seen or reach >= _STEP) and not (pool.by_number or pool.rulings):
+        elif (seen or reach >= _STEP) and not self.active.pool:
             return True
         elapsed = time.perf_counter() - self.started
         self.guesses = self.guessed + self.last <= max(_ALLOWED, _GUESSES * elapsed)
@@ -1215,7 +1215,7 @@ class WorkflowFrame(Frame):
         """Return the pickled variables; report a failure and return ``None``."""
         try:
             payload = self._referring(values)
-            if not self.active.secrets.are_none:
+            if self.active.secrets:
                 self._refuse_secrets(values, payload)
             return payload
         except UnpicklableError as error:
@@ -1415,7 +1415,7 @@ def state_of(
             ordinals,
             children,
             journal.position.kept(),
-            _unused(pool),
+            _unused(pool) if pool else [],
             arguments,
             PYTHON,
             time.time(),
@@ -1436,7 +1436,4 @@ def state_of(
 def _unused(pool: Pool) -> list[list[Any]]:
     """Return the records that no call has used, in the form that a checkpoint stores."""
     rulings = [[number, number, False, False, False] for number, _ in pool.rulings.values()]
-    return [
-        *([e.origin.number, e.entry.number, *e.flags] for e in pool.by_number.values()),
-        *rulings,
-    ]
+    return [*([e.origin.number, e.entry.number, *e.flags] for e in pool.all), *rulings]

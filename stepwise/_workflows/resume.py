@@ -168,7 +168,7 @@ def pool_of(
 
 def in_children(pool: Pool) -> str:
     """Return the words that name the stopped child runs, which resume as well."""
-    left = [each for each in pool.by_number.values() if not (each.answers or each.over)]
+    left = [each for each in pool.all if not (each.answers or each.over)]
     children = [each.call.child for each in left if each.call.child]
     more = f" and {len(children) - 1} more" if children[1:] else ""
     return f", in its child run {children[0]}{more}" if children else ""

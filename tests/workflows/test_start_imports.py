@@ -42,7 +42,7 @@ OURS = {
         "options retries settings system_limits"
     ),
     "_values": "codec data digest preview reducers trees unpickling",
-    "_workflows": "begin cancelling definition execute frame outlook resume workflow",
+    "_workflows": "begin cancelling definition execute frame other_runs outlook resume workflow",
     "errors": "",
     "stores": "_files _group_commit _process_log _rows base disk",
 }
