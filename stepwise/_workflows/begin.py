@@ -847,7 +847,7 @@ class Starting:
                     f"such run in {url}. Whole ids are listed by: stepwise runs"
                 )
             return False
-            facts = counted_here(self._store, self._seal, facts, self._callee)
+        facts = counted_here(self._store, self._seal, facts, self._callee)
         if self._parts.differing(facts.parts, growing=False):
             return False
         return is_call_of(self._store, self._seal, facts, self._callee)
