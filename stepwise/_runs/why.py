@@ -880,6 +880,8 @@ class _RunReading:
             yield f"stepwise resume {shell_word(top)}", f"{first}{where}"
             yield f"stepwise debug {shell_word(top)}", "look at its frame, mend it, go on"
         elif status in ("completed", "cancelled"):
+            if status == "cancelled":
+                yield f"stepwise resume {shell_word(top)}", "go on all the same, where it stopped"
             yield f"stepwise fork {run_id} --at STEP", "go on from an earlier step, as a new run"
 
 

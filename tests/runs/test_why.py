@@ -272,6 +272,23 @@ def test_an_approval():
     assert why.commands[1][0].startswith(f"stepwise deny {why.id} 1 ")
 
 
+def test_a_cancelled_run():
+    """A cancelled run can go on where it stopped, or from an earlier step as a new run."""
+
+    @stepwise.workflow
+    def cancelled():
+        stepwise.current_run().cancel("enough")
+        stepwise.sleep(60)
+
+    with pytest.raises(stepwise.RunCancelled):
+        cancelled()
+    why = stepwise.runs()[0].why()
+    assert [command for command, _ in why.commands] == [
+        f"stepwise resume {why.id}",
+        f"stepwise fork {why.id} --at STEP",
+    ]
+
+
 def test_a_failure_of_a_cause():
     """The exceptions that led to a failure are shown with their lines."""
 
