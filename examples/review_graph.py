@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwise import tool
-from stepwise.graph import (
-    AgentRunner,
-    CheckpointConfig,
-    Edge,
-    ExecutionResult,
-    Graph,
-    Memory,
-    Node,
-)
+from stepwise.graph import AgentRunner, CheckpointConfig, Edge, ExecutionResult, Graph, Memory, Node
 
 
 def load(memory: Memory) -> dict[str, Any]:

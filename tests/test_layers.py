@@ -553,7 +553,7 @@ ENTERED = {
     "a step without a checkpoint": 27,
     "a step with its checkpoint": 35,
     # Its head counts what it did, for listings; the versions of its steps are compared.
-    "a resume, to the end of its run": 55,
+    "a resume, to the end of its run": 56,
     "an approved tool, its owner's side": 50,  # fewer if the answer comes at once
     "an instrumented model call": 44,
 }

@@ -1,22 +1,29 @@
-"""Calls that end when they are awaited, and how they are handed out.
+"""Calls that end when they are awaited: how they are handed out, and how forgotten ones are found.
 
 A plain function that returns an awaitable makes such a call.  The caller gets a coroutine (a task,
-if the function returned a future), which its run tracks until somebody awaits it.
+if the function returned a future), which its run tracks until somebody awaits it.  The call of a
+coroutine function is known only when Python reports that nobody awaited it.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
-from collections.abc import Callable
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
 
 from stepwise._calls.driver import Result, Unfinished
-from stepwise._execution.active_run import ActiveRun
+from stepwise._execution.active_run import ActiveRun, current_scope, debugged
 from stepwise._execution.flows import Unawaited
 from stepwise._runtime import asyncio_state
-from stepwise._runtime.messages import caller, file_name, fold
+from stepwise._runtime.forks import process_lock
+from stepwise._runtime.messages import caller, file_name, fold, is_ours
+from stepwise.errors import NotRecordableError
 
 _ORIGIN_DEPTH = 6  # frames from a coroutine of ours to the user's code, at most
 
@@ -89,3 +96,109 @@ def hand_out(active: ActiveRun, what: str, ending: Result | Unfinished) -> Any:
 
     active.unawaited[token] = Unawaited(what, site, give_up)
     return coroutine
+
+
+# -- calls that are never awaited ----------------------------------------------------------------
+
+
+def check_awaited(active: ActiveRun, value: object) -> None:
+    """Refuse to complete a workflow that forgot to await a call, or that returns a coroutine.
+
+    Raises:
+        NotRecordableError: the message names the call and its line.
+    """
+    forgotten = _end(active)
+    if forgotten:
+        what, site = forgotten[0].what, forgotten[0].site
+        more = f" (and {len(forgotten) - 1} more)" if len(forgotten) > 1 else ""
+        raise NotRecordableError(
+            f"{what} was called at {site}{more} and never awaited, so that it was not executed to "
+            f"its end: run {active.run_id!r} does not end as completed. Write `await` before the "
+            "call; in a workflow that is a plain function, make it `async def`, or call "
+            "asyncio.run(...)"
+        )
+    if inspect.iscoroutine(value):
+        name = value.__qualname__
+        value.close()
+        raise NotRecordableError(
+            f"{active.facts.label!r} returned the coroutine {name!r}, which would be executed "
+            "outside of the run, unrecorded. Await it: make the workflow `async def`, or return "
+            "asyncio.run(...)"
+        )
+
+
+def _end(active: ActiveRun) -> list[Unawaited]:
+    forgotten = list(active.unawaited.values())
+    active.unawaited.clear()
+    for each in forgotten:
+        each.give_up()
+    return forgotten
+
+
+_mutex = process_lock()
+_watching: dict[int, int] = {}  # runs, by the thread in which they are executed
+_depths: dict[int, int] = {}  # origin depths of threads before the first run
+_original: Callable[[Any], None] | None = None
+
+
+@contextmanager
+def noticing_forgotten(active: ActiveRun) -> Iterator[None]:
+    """Detect coroutines of steps that die without being awaited, and where they were made."""
+    here = threading.get_ident()
+    _watch(here, 1)
+    try:
+        yield
+    finally:
+        active.frame = None  # a variable in the frame may hold an unrecordable value
+        _watch(here, -1)
+        if sys.exc_info()[0] is not None:
+            _end(active)
+
+
+def _watch(thread: int, change: int) -> None:
+    """Add a run to the runs of a thread whose coroutines are watched, or remove one."""
+    global _original  # noqa: PLW0603
+    with _mutex:
+        before = _watching.get(thread, 0)
+        if not before:
+            _depths[thread] = sys.get_coroutine_origin_tracking_depth()
+            sys.set_coroutine_origin_tracking_depth(_depths[thread] or 1)
+        _watching[thread] = before + change
+        if not _watching[thread]:
+            del _watching[thread]
+            if not _depths.pop(thread) and threading.get_ident() == thread:
+                sys.set_coroutine_origin_tracking_depth(0)
+        if _watching and _original is None:
+            _original = getattr(warnings, "_warn_unawaited_coroutine", None)
+            if _original is not None:
+                warnings._warn_unawaited_coroutine = _unawaited  # type: ignore[attr-defined]
+        elif not _watching and _original is not None:
+            if warnings._warn_unawaited_coroutine is _unawaited:  # type: ignore[attr-defined]
+                warnings._warn_unawaited_coroutine = _original  # type: ignore[attr-defined]
+            _original = None
+
+
+def _in_collector() -> bool:
+    """Return whether garbage is being collected: what dies then may belong to another run.
+
+    A collection does not begin another one, so its counter stays.  A function in ``gc.callbacks``
+    was rejected: a Ctrl-C that arrives while Python executes the callback is lost.
+    """
+    before = gc.get_stats()[0]["collections"]
+    gc.collect(0)
+    return bool(gc.get_stats()[0]["collections"] == before)
+
+
+def _unawaited(coroutine: Any) -> None:
+    """Record a coroutine that dies unawaited; Python calls this instead of its own warning."""
+    original, scope = _original, current_scope()
+    code, origin = getattr(coroutine, "cr_code", None), getattr(coroutine, "cr_origin", None)
+    if scope is not None and origin and code in made_by and not _in_collector():
+        path, line, _ = next((each for each in origin if not is_ours(each[0])), origin[0])
+        if debugged.look is not None and path.startswith("<"):  # typed at a prompt
+            return
+        site = f"{file_name(path)}:{line}"
+        what = repr(coroutine.__qualname__)
+        scope.run.unawaited[object()] = Unawaited(what, site, lambda: None)
+    elif original is not None:
+        original(coroutine)

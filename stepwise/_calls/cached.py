@@ -42,13 +42,7 @@ from stepwise._execution.account import amounts_of_usage
 from stepwise._execution.active_run import ActiveRun, Scope
 from stepwise._execution.location import Origin
 from stepwise._identity.call_parts import shape_digest
-from stepwise._identity.clients import (
-    declared,
-    fields_of,
-    held_by,
-    is_foreign,
-    is_foreign_module,
-)
+from stepwise._identity.clients import declared, fields_of, held_by, is_foreign, is_foreign_module
 from stepwise._identity.following import Code, code_of
 from stepwise._identity.identity import Lenient
 from stepwise._journal.cache import CacheEntry, CallCache, cache_of

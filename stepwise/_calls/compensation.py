@@ -41,14 +41,7 @@ from stepwise._journal.journal import (
     read_one,
 )
 from stepwise._journal.projection import Calls, RecordedCall, announcements, made_again
-from stepwise._journal.records import (
-    Call,
-    Compensated,
-    Compensating,
-    Forgotten,
-    Record,
-    RunFacts,
-)
+from stepwise._journal.records import Call, Compensated, Compensating, Forgotten, Record, RunFacts
 from stepwise._runtime.messages import count, notice, shell_word, warn
 from stepwise._values.codec import Codec
 from stepwise._values.preview import preview

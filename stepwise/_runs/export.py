@@ -10,12 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepwise._checkpoints.checkpoints import Loaded
-from stepwise._display.page import (
-    CheckpointShown,
-    RunPage,
-    SourceShown,
-    page,
-)
+from stepwise._display.page import CheckpointShown, RunPage, SourceShown, page
 from stepwise._display.render import RunShown
 from stepwise._journal.records import RunFacts
 from stepwise._rewrite.source import FunctionNode, following_line

@@ -21,13 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwise import errors
-from stepwise._checkpoints.checkpoints import (
-    PREFIX,
-    Loaded,
-    State,
-    number_of,
-    sealed,
-)
+from stepwise._checkpoints.checkpoints import PREFIX, Loaded, State, number_of, sealed
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.outcomes import outcome
 from stepwise._execution.process_memory import known_workflow
@@ -55,12 +49,7 @@ from stepwise._journal.lease import Lease
 from stepwise._journal.logs import Inbox
 from stepwise._journal.persons import this_person
 from stepwise._journal.seal import Seal, named
-from stepwise._journal.summary import (
-    Summary,
-    how_started,
-    sealed_summary,
-    summary_of,
-)
+from stepwise._journal.summary import Summary, how_started, sealed_summary, summary_of
 from stepwise._matching.pool import key_of
 from stepwise._runs.messages import untaken
 from stepwise._runs.steps import kept_checkpoints, known_facts, moved, settled

@@ -37,12 +37,7 @@ from stepwise._journal.summary import deaths_of
 from stepwise._runs.copying import Copier
 from stepwise._runs.run import Listed, each_listed, listed, number_of_runs
 from stepwise._runs.steps import RunStatus, status_of
-from stepwise._runs.verify import (
-    ChildRuns,
-    Deleter,
-    is_over,
-    note_restored,
-)
+from stepwise._runs.verify import ChildRuns, Deleter, is_over, note_restored
 from stepwise._runtime import settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.messages import count

@@ -44,14 +44,7 @@ from stepwise._runs.branching import RunBranches, existing
 from stepwise._runs.copying import Copier
 from stepwise._runs.fork import Change, fork
 from stepwise._runs.messages import InboxMessage, cancel, messages_of, refuse_in_branch, send
-from stepwise._runs.overview import (
-    SHOWN,
-    Overview,
-    Program,
-    goes_on,
-    overview,
-    shown,
-)
+from stepwise._runs.overview import SHOWN, Overview, Program, goes_on, overview, shown
 from stepwise._runs.streaming import RunStream, shown_text
 from stepwise._runs.verify import (
     ChildRuns,

@@ -61,15 +61,7 @@ import struct
 import sys
 import types
 import weakref
-from collections.abc import (
-    Callable,
-    Collection,
-    Container,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, filterfalse, islice
 from operator import attrgetter, is_
 from typing import Any

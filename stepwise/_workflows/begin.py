@@ -41,17 +41,12 @@ from stepwise._execution.active_run import (
 )
 from stepwise._execution.flows import Gong
 from stepwise._execution.location import Locator
-from stepwise._execution.outcomes import (
-    load_outcome,
-    record_inputs,
-)
+from stepwise._execution.outcomes import load_outcome, record_inputs
 from stepwise._execution.process_memory import Given, memory
 from stepwise._execution.process_memory import command as process_command
 from stepwise._identity import identity as _identity
 from stepwise._identity.identity import Parameters, captured, shown_parts
-from stepwise._identity.module_names import (
-    canonical_module,
-)
+from stepwise._identity.module_names import canonical_module
 from stepwise._journal import journal as journals
 from stepwise._journal.lease import Lease, describe_owner
 from stepwise._journal.records import Call, RunFacts, Started, Sums, difference
@@ -61,13 +56,7 @@ from stepwise._rewrite.source import Points
 from stepwise._runtime import asyncio_state, observers, settings
 from stepwise._runtime.facts import NamedTuple
 from stepwise._runtime.forks import cached
-from stepwise._runtime.messages import (
-    count,
-    notice,
-    reports,
-    shell_word,
-    warn,
-)
+from stepwise._runtime.messages import count, notice, reports, shell_word, warn
 from stepwise._values import digest as _digest
 from stepwise._values.codec import Codec
 from stepwise._values.digest import dotted

@@ -13,12 +13,7 @@ from stepwise._execution.process_memory import code_in_file
 from stepwise._identity import identity
 from stepwise._identity.call_parts import CallParts, Parts
 from stepwise._identity.identity import Key, Parameters
-from stepwise._identity.module_names import (
-    canonical_module,
-    file_of,
-    other_names,
-    place_of,
-)
+from stepwise._identity.module_names import canonical_module, file_of, other_names, place_of
 from stepwise._rewrite.build import UnsupportedError, build
 from stepwise._rewrite.frame import Rewritten
 from stepwise._rewrite.source import FunctionNode, Source, capture, decorators_of, fingerprint

@@ -1,29 +1,25 @@
 """Execution of a workflow function to its end: plain, coroutine, generator, async generator.
 
-Also the calls that nobody awaits, the cancellation and timeout of asynchronous runs, and the error
-of a cancelled run.
+Also the cancellation and timeout of asynchronous runs, and the error of a cancelled run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import inspect
 import os
 import sys
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stepwise import errors
-from stepwise._calls.awaitables import made_by
+from stepwise._calls.awaitables import check_awaited, noticing_forgotten
 from stepwise._calls.driver import Core, Result, drive
 from stepwise._checkpoints.variables import Surroundings, dump_arguments
-from stepwise._execution import active_run, flows
+from stepwise._execution import active_run
 from stepwise._execution.outcomes import encode_changed
 from stepwise._execution.process_memory import look_at_code_again
 from stepwise._execution.tasks import carrier, drain, end_if_drained, look_again, tasks_of
@@ -34,17 +30,9 @@ from stepwise._journal.seal import Seal
 from stepwise._rewrite.frame import Rewritten
 from stepwise._runtime import asyncio_state, clock, observers
 from stepwise._runtime.facts import NamedTuple
-from stepwise._runtime.forks import process_lock, start_apart
+from stepwise._runtime.forks import start_apart
 from stepwise._runtime.interrupts import sigterms
-from stepwise._runtime.messages import (
-    file_name,
-    is_ours,
-    kernel_shell,
-    notice,
-    reports,
-    shell_word,
-    warn,
-)
+from stepwise._runtime.messages import kernel_shell, notice, reports, shell_word, warn
 from stepwise._runtime.system_limits import stopped
 from stepwise._values.codec import Encoded
 from stepwise._values.preview import preview
@@ -631,115 +619,6 @@ def _unhooked(call: Callable[[Any], Awaitable[Any]], sent: Any) -> Awaitable[Any
         return call(sent)
     finally:
         sys.set_asyncgen_hooks(*hooks)
-
-
-# -- calls that are never awaited ----------------------------------------------------------------
-#
-# A call that returned an awaitable is tracked until somebody awaits it.  The call of a coroutine
-# function is known only when Python reports that nobody awaited it.
-
-
-def check_awaited(active: active_run.ActiveRun, value: object) -> None:
-    """Refuse to complete a workflow that forgot to await a call, or that returns a coroutine.
-
-    Raises:
-        NotRecordableError: the message names the call and its line.
-    """
-    forgotten = _give_up_forgotten(active)
-    if forgotten:
-        what, site = forgotten[0].what, forgotten[0].site
-        more = f" (and {len(forgotten) - 1} more)" if len(forgotten) > 1 else ""
-        raise errors.NotRecordableError(
-            f"{what} was called at {site}{more} and never awaited, so that it was not executed to "
-            f"its end: run {active.run_id!r} does not end as completed. Write `await` before the "
-            "call; in a workflow that is a plain function, make it `async def`, or call "
-            "asyncio.run(...)"
-        )
-    if inspect.iscoroutine(value):
-        name = value.__qualname__
-        value.close()
-        raise errors.NotRecordableError(
-            f"{active.facts.label!r} returned the coroutine {name!r}, which would be executed "
-            "outside of the run, unrecorded. Await it: make the workflow `async def`, or return "
-            "asyncio.run(...)"
-        )
-
-
-def _give_up_forgotten(active: active_run.ActiveRun) -> list[flows.Unawaited]:
-    forgotten = list(active.unawaited.values())
-    active.unawaited.clear()
-    for each in forgotten:
-        each.give_up()
-    return forgotten
-
-
-_mutex = process_lock()
-_watching: dict[int, int] = {}  # runs, by the thread in which they are executed
-_depths: dict[int, int] = {}  # origin depths of threads before the first run
-_python_warns: Callable[[Any], None] | None = None
-
-
-@contextlib.contextmanager
-def noticing_forgotten(active: active_run.ActiveRun) -> Iterator[None]:
-    """Detect coroutines of steps that die without being awaited, and where they were made."""
-    here = threading.get_ident()
-    _watch_coroutines(here, 1)
-    try:
-        yield
-    finally:
-        active.frame = None  # a variable in the frame may hold an unrecordable value
-        _watch_coroutines(here, -1)
-        if sys.exc_info()[0] is not None:
-            _give_up_forgotten(active)
-
-
-def _watch_coroutines(thread: int, change: int) -> None:
-    """Add a run to the runs of a thread whose coroutines are watched, or remove one."""
-    global _python_warns  # noqa: PLW0603
-    with _mutex:
-        before = _watching.get(thread, 0)
-        if not before:
-            _depths[thread] = sys.get_coroutine_origin_tracking_depth()
-            sys.set_coroutine_origin_tracking_depth(_depths[thread] or 1)
-        _watching[thread] = before + change
-        if not _watching[thread]:
-            del _watching[thread]
-            if not _depths.pop(thread) and threading.get_ident() == thread:
-                sys.set_coroutine_origin_tracking_depth(0)
-        if _watching and _python_warns is None:
-            _python_warns = getattr(warnings, "_warn_unawaited_coroutine", None)
-            if _python_warns is not None:
-                warnings._warn_unawaited_coroutine = _unawaited  # type: ignore[attr-defined]
-        elif not _watching and _python_warns is not None:
-            if warnings._warn_unawaited_coroutine is _unawaited:  # type: ignore[attr-defined]
-                warnings._warn_unawaited_coroutine = _python_warns  # type: ignore[attr-defined]
-            _python_warns = None
-
-
-def _in_collector() -> bool:
-    """Return whether garbage is being collected: what dies then may belong to another run.
-
-    A collection does not begin another one, so its counter stays.  A function in ``gc.callbacks``
-    was rejected: a Ctrl-C that arrives while Python executes the callback is lost.
-    """
-    before = gc.get_stats()[0]["collections"]
-    gc.collect(0)
-    return bool(gc.get_stats()[0]["collections"] == before)
-
-
-def _unawaited(coroutine: Any) -> None:
-    """Record a coroutine that dies unawaited; Python calls this instead of its own warning."""
-    original, scope = _python_warns, active_run.current_scope()
-    code, origin = getattr(coroutine, "cr_code", None), getattr(coroutine, "cr_origin", None)
-    if scope is not None and origin and code in made_by and not _in_collector():
-        path, line, _ = next((each for each in origin if not is_ours(each[0])), origin[0])
-        if active_run.debugged.look is not None and path.startswith("<"):  # typed at a prompt
-            return
-        site = f"{file_name(path)}:{line}"
-        what = repr(coroutine.__qualname__)
-        scope.run.unawaited[object()] = flows.Unawaited(what, site, lambda: None)
-    elif original is not None:
-        original(coroutine)
 
 
 # -- how it ended --------------------------------------------------------------------------------

@@ -36,12 +36,7 @@ from stepwise._execution.active_run import ActiveRun, Scope, branches, current_s
 from stepwise._execution.flows import Unwinding
 from stepwise._execution.location import Locator, Origin
 from stepwise._execution.outcomes import ShownValue, load_outcome
-from stepwise._execution.process_memory import (
-    is_defined_now,
-    known_steps,
-    memory,
-    steps_around,
-)
+from stepwise._execution.process_memory import is_defined_now, known_steps, memory, steps_around
 from stepwise._execution.tasks import warn_if_unseen
 from stepwise._execution.waits import Taken
 from stepwise._identity.call_parts import HeldParts

@@ -31,13 +31,7 @@ from uuid import UUID
 from stepwise._calls.call import PATIENCE, AnsweredInstead, Performance
 from stepwise._calls.driver import Attempt, Core, Result, Wait
 from stepwise._calls.edits import edited_among
-from stepwise._checkpoints.checkpoints import (
-    PREFIX,
-    Checkpoints,
-    Loaded,
-    State,
-    load_checkpoint,
-)
+from stepwise._checkpoints.checkpoints import PREFIX, Checkpoints, Loaded, State, load_checkpoint
 from stepwise._checkpoints.references import Vault
 from stepwise._execution.active_run import ActiveRun, current_scope, debugged
 from stepwise._execution.process_memory import known_workflow, known_workflows

@@ -17,13 +17,7 @@ from stepwise._execution.process_memory import command as process_command
 from stepwise._execution.process_memory import is_defined_now, known_steps
 from stepwise._execution.waits import Taken
 from stepwise._journal.journal import Journal, Position, is_begun, is_ready, stream_name
-from stepwise._journal.projection import (
-    Flags,
-    is_only_submitted,
-    last_end,
-    made_again,
-    start_of,
-)
+from stepwise._journal.projection import Flags, is_only_submitted, last_end, made_again, start_of
 from stepwise._journal.records import Cancelling, Entry, Resumed, RunFacts
 from stepwise._matching.pool import Pool
 from stepwise._matching.subjects import Subjects

@@ -26,12 +26,7 @@ from stepwise._runs.overview import SHOWN, Overview
 from stepwise._runs.paths import JSON_ROOM, find, find_recorded, short, short_values, shown
 from stepwise._runs.replica import taken_from, test_of, to_data
 from stepwise._runs.run import Listed, find_step, listed, number_of_runs, unsettled
-from stepwise._runs.steps import (
-    UNFINISHED,
-    RunStatus,
-    begins_text,
-    is_inner,
-)
+from stepwise._runs.steps import UNFINISHED, RunStatus, begins_text, is_inner
 from stepwise._runs.streaming import RunStream, shown_item
 from stepwise._runtime.messages import count, printable, shell_word
 from stepwise._runtime.system_limits import open_private

@@ -34,12 +34,7 @@ from stepwise._display.timeline import RunBars, timeline
 from stepwise._display.words import counts_text, duration_text
 from stepwise._execution.viewer import look_into
 from stepwise._journal.records import ADOPTED, ANSWER, RunFacts
-from stepwise._runs.branching import (
-    effects_text,
-    shown_variables,
-    variation_of,
-    variation_text,
-)
+from stepwise._runs.branching import effects_text, shown_variables, variation_of, variation_text
 from stepwise._runs.export import page_of, source_of
 from stepwise._runs.overview import Overview, steps_around
 from stepwise._runs.paths import HIDDEN, find, same_value, short, shown

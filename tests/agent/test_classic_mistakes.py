@@ -5,13 +5,7 @@ import threading
 
 import pytest
 
-from stepwise import (
-    Checkpoint,
-    CheckpointStore,
-    ConfigurationError,
-    DigestError,
-    RecoverableAgent,
-)
+from stepwise import Checkpoint, CheckpointStore, ConfigurationError, DigestError, RecoverableAgent
 from stepwise.graph import (
     AgentRunner,
     CheckpointConfig,

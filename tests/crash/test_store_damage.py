@@ -14,17 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_tools import (
-    HOLDER,
-    LARGE,
-    ME,
-    edit,
-    files,
-    log_files,
-    pragma,
-    records,
-    use_all_of,
-)
+from store_tools import HOLDER, LARGE, ME, edit, files, log_files, pragma, records, use_all_of
 
 from stepwise import CorruptStoreError, StoreError
 from stepwise.stores import Batch, _rows

@@ -20,12 +20,7 @@ import stepwise
 import stepwise.testing
 from stepwise import cli
 from stepwise._display.markup import Rules
-from stepwise._display.page import (
-    CheckpointShown,
-    RunPage,
-    SourceShown,
-    page,
-)
+from stepwise._display.page import CheckpointShown, RunPage, SourceShown, page
 from stepwise._display.render import RunShown
 from stepwise._display.timeline import RunBars, timeline
 from stepwise._runs.verify import delete_runs

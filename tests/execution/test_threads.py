@@ -16,14 +16,7 @@ from harness import interpreted
 from outside import Log
 
 import stepwise
-from stepwise import (
-    OutsideRunError,
-    RunBusyError,
-    UnrecordedCallWarning,
-    step,
-    tool,
-    workflow,
-)
+from stepwise import OutsideRunError, RunBusyError, UnrecordedCallWarning, step, tool, workflow
 from stepwise._workflows import definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:no checkpoint:stepwise.RunWarning")  # of threads

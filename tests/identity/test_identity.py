@@ -31,13 +31,7 @@ from examples import sweep
 from stepwise import configure
 from stepwise._identity import identity as _identity
 from stepwise._identity.call_parts import CallParts
-from stepwise._identity.identity import (
-    Parameters,
-    child_id,
-    derived_id,
-    idempotency_key,
-    random_id,
-)
+from stepwise._identity.identity import Parameters, child_id, derived_id, idempotency_key, random_id
 from stepwise.errors import ConfigurationError, DigestError
 
 LOCK = threading.Lock()

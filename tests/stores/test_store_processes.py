@@ -18,12 +18,7 @@ import pytest
 from store_tools import HOLDER, ME, edit, linux, records
 from sweeping import size
 
-from stepwise import (
-    LeaseLostError,
-    RunBusyError,
-    RunOwnedError,
-    StoreError,
-)
+from stepwise import LeaseLostError, RunBusyError, RunOwnedError, StoreError
 from stepwise._journal.lease import Lease
 from stepwise.stores import Batch, Owner
 from stepwise.stores._rows import lease_front, pack_lease

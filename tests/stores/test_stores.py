@@ -15,11 +15,7 @@ from pathlib import Path
 import pytest
 from store_tools import LARGE, ME, files, linux, log_files, pragma, records
 
-from stepwise import (
-    ConfigurationError,
-    LeaseLostError,
-    StoreError,
-)
+from stepwise import ConfigurationError, LeaseLostError, StoreError
 from stepwise.stores import Batch, Head, _files, open_store
 from stepwise.stores._rows import hashed
 from stepwise.stores.disk import DiskStore

@@ -8,14 +8,7 @@ import threading
 import pytest
 
 import stepwise
-from stepwise import (
-    RunBusyError,
-    RunConflictError,
-    RunOwnedError,
-    RunSkipped,
-    step,
-    workflow,
-)
+from stepwise import RunBusyError, RunConflictError, RunOwnedError, RunSkipped, step, workflow
 from stepwise.stores import open_store
 
 JOB = """

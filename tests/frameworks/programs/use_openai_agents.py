@@ -3,13 +3,7 @@
 import asyncio
 import sys
 
-from agents import (
-    Agent,
-    OpenAIChatCompletionsModel,
-    OpenAIResponsesModel,
-    Runner,
-    function_tool,
-)
+from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
 from office import MODEL, TASK, book_room, look_up, send_email
 from openai import AsyncOpenAI
 
