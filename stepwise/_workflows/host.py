@@ -136,13 +136,8 @@ def open_run(
 
 
 class HostedRun(OpenedRun):
-    """A run that a host executes.
+    """A run that a host executes."""
 
-    Attributes:
-        newest: the checkpoint from which repeated calls search for records.
-    """
-
-    newest: State = AT_TOP
     _body: Callable[[], Any]
 
     @property
@@ -189,7 +184,7 @@ class HostedRun(OpenedRun):
 
     def resume_from_start(self) -> str:
         """Resume from the start, with answers from all records; return the notice for the user."""
-        active, self.newest = self.active, AT_TOP
+        active = self.active
         go_on_at(active, AT_TOP, active.journal.load())
         answered = count(active.pool.answering, "step")
         return f"resumes from its beginning, {answered} answered by the journal"
@@ -216,8 +211,8 @@ class HostedRun(OpenedRun):
         found = newest_that_holds(journal, states, load=journal.load_on, damaged=damaged)
         if found is None:
             return None
-        checkpoint, self.newest, entries = found
-        go_on_at(self.active, self.newest, entries)
+        checkpoint, state, entries = found
+        go_on_at(self.active, state, entries)
         return checkpoint
 
     def record_resumed(self, told: str, step: int, *, if_changed: str = "") -> None:
@@ -287,8 +282,7 @@ class HostedRun(OpenedRun):
             inside: the number of the outer call.
         """
         active, journal = self.active, self.active.journal
-        since = self.newest.start
-        entries = [*journals.read_entries(journal.store, journal.seal, journal.run_id, since)]
+        entries = [*journals.read_entries(journal.store, journal.seal, journal.run_id)]
         outcomes = (entry.outcome for entry in entries if entry.step == inside)
         within = (number for outcome in outcomes if outcome is not None for number in outcome.inner)
         known = Calls(entries).known
