@@ -118,6 +118,26 @@ class State(NamedTuple):
         return [*always] if rest == _USUAL else [*self]
 
 
+AT_TOP = State(
+    position="",
+    line=0,
+    file="",
+    prefix="",
+    visited=[],
+    step=0,
+    calls=0,
+    ordinals={},
+    children=[],
+    journal=journals.Position().kept(),
+    unused=[],
+    arguments={},
+    python="",
+    at=0.0,
+    seconds=0.0,
+    usage={},
+)
+"""The state of a run before its first statement: nothing is counted, and all records follow."""
+
 _USUAL = (*State._field_defaults.values(),)
 _FIRST = len(State._fields) - len(_USUAL)
 

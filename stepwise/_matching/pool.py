@@ -649,6 +649,11 @@ class Pool:
         """The records that no call used, in order."""
         return list(self._unused.values())
 
+    @property
+    def answering(self) -> int:
+        """The number of records that answer calls."""
+        return sum(each.answers for each in self._unused.values())
+
     def holds(self, name: str, digest: str) -> bool:
         """Return whether a call of this name with these arguments is unused."""
         return bool(self._by_key.at(name, digest))

@@ -11,6 +11,15 @@ A run belongs to a workflow by the script's path or the module's name, and the f
 If another thread or process executes the run, the call is refused or waits.  The wait yields
 operations like the call of a step, so that a thread sleeps and a task awaits.  An owner in another
 process does not notify this process, so the lease is polled at growing intervals.
+
+A run is taken up in three steps (:func:`open_run`).  Without the lease its head is read: a
+completed run gives its result, and the run of another call is refused.  Under the lease the facts
+are read again, since the owner may have ended the run meanwhile.  Then ``resume`` chooses a
+checkpoint, and reads the records after it.
+
+Rejected: one read of head, records, names and marks into one value under the lease.  Only the head
+is read twice, once on each side of the lease.  Which records are needed is known when a checkpoint
+fits, and a longer run would read more.
 """
 
 from __future__ import annotations

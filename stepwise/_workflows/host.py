@@ -30,7 +30,7 @@ from stepwise._calls.async_driver import adrive, aresume
 from stepwise._calls.call import Performance, fail_attempt, left_by
 from stepwise._calls.driver import Core, Result, at_once, drive, start
 from stepwise._calls.steps import Step, step_of
-from stepwise._checkpoints.checkpoints import ClassicRetention, State
+from stepwise._checkpoints.checkpoints import AT_TOP, ClassicRetention, State
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, Scope, branches, current_scope, scope_variable
 from stepwise._execution.flows import Unwinding
@@ -63,12 +63,7 @@ from stepwise._workflows.begin import open_run as _open_run
 from stepwise._workflows.definition import Callee, HostProgram
 from stepwise._workflows.execute import Invocation, OpenedRun, Recall, execute, execute_async
 from stepwise._workflows.frame import state_of
-from stepwise._workflows.resume import (
-    go_on_at,
-    go_on_from_the_top,
-    newest_that_holds,
-    record_resumed,
-)
+from stepwise._workflows.resume import go_on_at, newest_that_holds, record_resumed
 from stepwise.stores import Store
 
 # -- host -----------------------------------------------------------------------------------------
@@ -136,14 +131,8 @@ def open_run(
 
 
 class HostedRun(OpenedRun):
-    """A run that a host executes.
+    """A run that a host executes."""
 
-    Attributes:
-        newest: the checkpoint from which repeated calls search for records; ``None`` to search all
-            records.
-    """
-
-    newest: State | None = None
     _body: Callable[[], Any]
 
     @property
@@ -190,8 +179,10 @@ class HostedRun(OpenedRun):
 
     def resume_from_start(self) -> str:
         """Resume from the start, with answers from all records; return the notice for the user."""
-        answered = go_on_from_the_top(self.active)
-        return f"resumes from its beginning, {count(answered, 'step')} answered by the journal"
+        active = self.active
+        go_on_at(active, AT_TOP, active.journal.load())
+        answered = count(active.pool.answering, "step")
+        return f"resumes from its beginning, {answered} answered by the journal"
 
     def resume_at_newest(self, checkpoints: Iterable[tuple[Any, State | None]], noun: str) -> Any:
         """Resume at the newest checkpoint that still holds; return it, or ``None`` if none does.
@@ -211,13 +202,12 @@ class HostedRun(OpenedRun):
             )
 
         journal = self.active.journal
-        found = newest_that_holds(journal, checkpoints, load=journal.load_on, damaged=damaged)
+        states = ((each, state or AT_TOP) for each, state in checkpoints)
+        found = newest_that_holds(journal, states, load=journal.load_on, damaged=damaged)
         if found is None:
             return None
         checkpoint, state, entries = found
         go_on_at(self.active, state, entries)
-        if state is not None:
-            self.newest = state
         return checkpoint
 
     def record_resumed(self, told: str, step: int, *, if_changed: str = "") -> None:
@@ -287,8 +277,7 @@ class HostedRun(OpenedRun):
             inside: the number of the outer call.
         """
         active, journal = self.active, self.active.journal
-        since = self.newest.start if self.newest is not None else journals.Position()
-        entries = [*journals.read_entries(journal.store, journal.seal, journal.run_id, since)]
+        entries = [*journals.read_entries(journal.store, journal.seal, journal.run_id)]
         outcomes = (entry.outcome for entry in entries if entry.step == inside)
         within = (number for outcome in outcomes if outcome is not None for number in outcome.inner)
         known = Calls(entries).known

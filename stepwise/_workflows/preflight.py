@@ -333,7 +333,6 @@ class _Examined:
             if found is None:
                 return None
             loaded, state, entries = found
-            assert state is not None
             loadable = self._loadable()
             loadable.look_at_checkpoint(loaded)
             if not loadable.fails:
@@ -380,7 +379,7 @@ class _Examined:
         lost = self._has_lost(fits, None)
         entries = self._load(journals.Position()) or []
         pool = pool_of(entries, set())
-        done = sum(each.answers for each in pool.all)
+        done = pool.answering
         self._look_at(pool)
         first = is_only_submitted(entries)
         why = fits.why or (problem if lost or done else "")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from stepwise._checkpoints.checkpoints import Checkpoints, Loaded, State, lost_by_replay
+from stepwise._checkpoints.checkpoints import AT_TOP, Checkpoints, Loaded, State, lost_by_replay
 from stepwise._checkpoints.variables import load_values
 from stepwise._execution.account import Ordinals, Progress
 from stepwise._execution.active_run import ActiveRun, debugged
@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 def newest_that_holds(
     journal: Journal,
-    checkpoints: Iterable[tuple[T, State | None]],
+    checkpoints: Iterable[tuple[T, State]],
     *,
     load: Callable[[Position], list[Entry] | None],
     damaged: Callable[[T], None],
-) -> tuple[T, State | None, list[Entry]] | None:
+) -> tuple[T, State, list[Entry]] | None:
     """Return the newest checkpoint that holds, with the records after it; None if none holds.
 
     A checkpoint holds if the journal before it is intact, and no call before it has to be made
-    again.  A checkpoint without a state always holds.
+    again.  The top of the function always holds.
 
     Args:
         checkpoints: the newest first, each with its state.
@@ -55,8 +55,6 @@ def newest_that_holds(
         damaged: called with a checkpoint if the journal before it is damaged.
     """
     for checkpoint, state in checkpoints:
-        if state is None:
-            return checkpoint, None, []
         entries = load(state.start) if streams_hold(journal, state.said) else None
         if entries is None:
             damaged(checkpoint)
@@ -65,16 +63,13 @@ def newest_that_holds(
     return None
 
 
-def go_on_at(active: ActiveRun, state: State | None, entries: list[Entry]) -> None:
+def go_on_at(active: ActiveRun, state: State, entries: list[Entry]) -> None:
     """Continue at a checkpoint; the records after it answer the calls that follow.
 
     Args:
-        state: of the checkpoint; without a state, all records answer.
-        entries: the records after the checkpoint.
+        state: of the checkpoint, or :data:`AT_TOP`.
+        entries: the records after the checkpoint, or all records.
     """
-    if state is None:
-        go_on_from_the_top(active)
-        return
     journal = active.journal
     earlier = list(state.earlier(journal.store, journal.seal, journal.run_id))
     children = {(name, digest): count for name, digest, count in state.children}
@@ -94,35 +89,11 @@ def go_on_at(active: ActiveRun, state: State | None, entries: list[Entry]) -> No
     if state.told and not any(isinstance(each.record, Cancelling) for each in entries):
         active.steering.has_been_told()
     journal.calls = max(journal.calls, state.calls)
-    _take_over_streams(active, state.said)
+    if state is not AT_TOP or not is_only_submitted(entries):  # else nothing was said
+        _take_over_streams(active, state.said)
 
 
-def go_on_from_the_top(active: ActiveRun, entries: list[Entry] | None = None) -> int:
-    """Continue from the top; all records answer the calls that follow.
-
-    Args:
-        entries: the journal, if it is loaded.
-
-    Returns:
-        the number of recorded calls that have an answer.
-    """
-    if entries is None:
-        entries = active.journal.load(Position())
-    active.subjects.leave(completed=False)
-    active.subjects = Subjects(active.run_id)
-    active.pool = pool_of(entries, active.subjects.state)
-    active.subjects.go_on_after(active.pool.highest)
-    active.ordinals = Ordinals()
-    active.account.take_over(entries)
-    active.progress = Progress(resumed_from=0)
-    active.alive = max(map(_at, entries[-1:]), default=0.0)
-    active.inbox.taken = Taken(entries=entries)
-    if not is_only_submitted(entries):  # else nothing was executed, and nothing said
-        _take_over_streams(active)
-    return sum(each.answers for each in active.pool.all)
-
-
-def _take_over_streams(active: ActiveRun, said: Sequence[Any] = ()) -> None:
+def _take_over_streams(active: ActiveRun, said: Sequence[Any]) -> None:
     """Continue the streams of the run after a checkpoint, unless the run is only looked at."""
     journal, look = active.journal, debugged.look
     if not is_begun(journal.store, stream_name(active.run_id)):
@@ -452,7 +423,8 @@ class WorkflowRun(OpenedRun):
         if refusal is not None:
             raise refusal
         entries = self._load(Position()) or []
-        done = go_on_from_the_top(active, entries)
+        go_on_at(active, AT_TOP, entries)
+        done = active.pool.answering
         within = in_children(active.pool)
         self._is_first = not (done or within) and is_only_submitted(entries)
         if done:

@@ -1027,9 +1027,8 @@ class _RecordedWalk:
             "total_latency_ms": walk.latency_ms,
             "context": context,
         }
-        run, state = self._run, self._run.state() if walk.quiet else None
-        if self._manager.save_if_possible(checkpoint, state) and state is not None:
-            run.newest = state
+        place = self._run.state() if walk.quiet else None
+        self._manager.save_if_possible(checkpoint, place)
 
 
 def check_session(session: Mapping[str, Any]) -> None:
