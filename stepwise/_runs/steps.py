@@ -818,14 +818,15 @@ class StepRecord:
 
     @property
     def why(self) -> str:
-        """Why the step ran although a step is recorded in its place, or which edit it outlived."""
+        """Why the step ran, or waits, beside a recorded one, or which edit its result outlived."""
         if self.edited:
             return f"{self.name} has changed since ({'; '.join(self.edited)}); its result was used"
         if not self.instead:
             return ""
         names = " and ".join(map(shown_part, self.differs)) or "its arguments"
         verb = "differ" if len(self.differs) > 1 else "differs"
-        return f"{self.name} ran, since {names} {verb} from step {self.instead}"
+        does = "waits" if self.status == "waiting" else "ran"
+        return f"{self.name} {does}, since {names} {verb} from step {self.instead}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes as plain data, for JSON.

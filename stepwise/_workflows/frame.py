@@ -366,6 +366,20 @@ class Complaints:
             )
 
     @reports
+    def copied(self, classes: Iterable[type]) -> None:
+        """Report modules that ``sys.modules`` lacks: their classes are stored as copies."""
+        made = [each for each in classes if each.__flags__ & _HEAP_TYPE]
+        named = {each.__module__ for each in made if "<locals>" not in each.__qualname__}
+        for module in sorted(named - sys.modules.keys()):
+            if self.first(f"module {module}"):
+                notice(
+                    f"{self._active.run_id}: the module {module!r} is not in sys.modules, so that "
+                    "a resumed run gets copies of its classes: isinstance() fails, and members of "
+                    "enums are others. Where the module is loaded, write "
+                    f"sys.modules[{module!r}] = module before exec_module(module)"
+                )
+
+    @reports
     def skipped(self, line: int) -> None:
         """Warn, after several skipped boundaries, which task or thread is still running."""
         another = name_of_another(self._active)
@@ -870,6 +884,7 @@ class WorkflowFrame(Frame):
         self.loaded = loaded
         self.target = target
         self.around = Surroundings()
+        self.classes = 0  # how many classes of stored objects were examined
         self.known = checkpoints.known_values(active.secrets)
         self.references = References(self.known)
         self.module = ModuleState(active, rewritten.function, rewritten.assigned)
@@ -1106,6 +1121,9 @@ class WorkflowFrame(Frame):
         if self.guesses:
             self.guessed += self.last
         self.taken += 1
+        if len(self.around.classes) != self.classes:
+            self.classes = len(self.around.classes)
+            self.complaints.copied(self.around.classes)
         if now - self.started >= _SETTLED:
             self._weigh(kept)
 

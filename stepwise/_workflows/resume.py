@@ -451,6 +451,8 @@ class WorkflowRun(OpenedRun):
             each.status != "open" for each in active.pool.all
         ):
             return ": none of its steps had been done"
+        if active.facts.status == "completed":
+            return ": it had completed, but its end cannot be recalled"
         return ": it was stopped before its first step ended"
 
     def _put_arguments_back(self, entries: list[Entry]) -> None:

@@ -335,6 +335,8 @@ def test_other_arguments_are_another_call(answered, capsys):
     amounts[0] = 20
     (other,) = died_asking(flow)
     assert other.step != question.step
+    (run,) = stepwise.runs()
+    assert run.steps[-1].why == "pay waits, since the argument 'amount' differs from step 1"
     if answered == "open":
         with pytest.raises(StepNotFoundError, match=f"for which step {other.step} asks"):
             question.approve()

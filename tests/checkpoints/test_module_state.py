@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import traceback
 
 import pytest
@@ -723,3 +725,29 @@ def test_in_the_same_process(told):
     assert bill() == 6
     assert bill() == 12  # another run
     assert "these globals are not restored" not in told()
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_module_that_is_not_in_sys_modules_is_named(registered, told, tmp_path, monkeypatch):
+    """An object of a plugin that has no entry in ``sys.modules`` is told at the first run."""
+    path = tmp_path / "plugin.py"
+    path.write_text("class Box:\n    pass\n")
+    spec = importlib.util.spec_from_file_location("plugin", path)
+    plugin = importlib.util.module_from_spec(spec)
+    if registered:
+        monkeypatch.setitem(sys.modules, "plugin", plugin)
+    spec.loader.exec_module(plugin)
+
+    @step
+    def work(n):
+        return n
+
+    @workflow
+    def flow():
+        box = plugin.Box()
+        work(1)
+        work(2)
+        return type(box) is plugin.Box
+
+    assert flow()
+    assert told().count("sys.modules['plugin'] = module") == (not registered)

@@ -209,6 +209,19 @@ def test_a_result_that_is_not_recorded():
         _ = run.result
 
 
+def test_a_run_without_steps_whose_result_is_not_recorded(told):
+    """Called again, such a run is not taken for one that was stopped."""
+
+    @workflow(run_id="one")
+    def lock():
+        return threading.Lock()
+
+    for _ in range(2):
+        with pytest.warns(stepwise.RunWarning):
+            lock()
+    assert "one begins again from the top: it had completed, but its end" in told()
+
+
 def test_the_result_of_a_generator():
     """The result of a generator is what it returned; a call of its run yields the items anew."""
 
