@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from survival import lab_of, survives
+from survival import lab_of, needs, survives
 from sweeping import some
 
 PROGRAM = """
@@ -160,8 +160,8 @@ KEY = "sk-very-secret"
 
 def agents(more="", *, fixed=False):
     """A workflow that makes agents with clients of known packages."""
-    pytest.importorskip("openai", reason="a program with its clients")
-    pytest.importorskip("httpx", reason="a program with its clients")
+    needs("openai")
+    needs("httpx")
     return AGENT.replace("MORE", more).replace("FIXED", str(fixed))
 
 
@@ -175,7 +175,7 @@ def test_clients_that_the_workflow_made():
 def test_clients_where_the_environment_names_proxies(sdk):
     """Clients are made again also with ``NO_PROXY`` and a proxy set, and of each SDK."""
     module = sdk.partition(".")[0]
-    pytest.importorskip(module, reason="a program with its clients")
+    needs(module)
     text = (
         agents(fixed=True)
         .replace("openai.OpenAI", sdk)

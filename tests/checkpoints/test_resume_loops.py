@@ -6,7 +6,7 @@ import itertools
 import os
 
 import pytest
-from survival import lab_of, line_of, survives, undisturbed
+from survival import lab_of, line_of, needs, survives, undisturbed
 from sweeping import WHOLE, some
 
 BAR = """
@@ -178,7 +178,7 @@ def test_a_loop_over_a_variable_that_changes(statement):
 @pytest.mark.parametrize("head", ["iterrows()", "groupby('age')"])
 def test_a_loop_over_a_data_frame(head):
     """A loop over a frame's rows goes on behind those it had, unless the frame was changed."""
-    pytest.importorskip("pandas")
+    needs("pandas")
     program = f"""
         import pandas
 

@@ -197,8 +197,8 @@ def test_a_broken_guarantee_is_noticed(broken, where):
     """A library without intents, outcomes or current variables does not pass these tests."""
     text = broken + (FOLDER / "plain.py").read_text(encoding="utf-8")
     options = {"preload": shim()} if where == "operation" else {}
-    every = operations("plain")[::-1] if options else undisturbed("plain").places
-    undisturbed("plain")
+    places = sorted(undisturbed("plain").places, key=is_effect, reverse=True)
+    every = operations("plain")[::-1] if options else places
     for place in [*every[::6], *every]:  # most operations are far from a side effect
         try:
             survived("plain", place, text=text, **options)

@@ -46,6 +46,7 @@ import cloudpickle  # noqa: F401
 import diskcache  # noqa: F401
 
 import stepwise._calls.async_driver
+import stepwise._calls.cached
 import stepwise._calls.edits
 import stepwise._execution.changes
 import stepwise.cli.look
@@ -236,6 +237,8 @@ def execute(argv):
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
+for name in {"httpx", "httpx2"} & {*sys.modules}:
+    importlib.import_module(name.replace("httpx", "httpcore"))  # the first client imports it
 rewrite(kill_after)  # expressions that tokenize compiles are compiled
 gc.freeze()
 asked = serve()

@@ -5,9 +5,11 @@ A program is the text of a script: it defines ``run()`` and calls the step ``wor
 """
 
 import functools
+import importlib.util
 import re
 import textwrap
 
+import pytest
 from harness import Lab
 from sweeping import some
 
@@ -41,6 +43,12 @@ def act(x):
     return doing(f"act({x})", x)
 
 """
+
+
+def needs(package):
+    """Skip a test whose program imports a package that is missing; the test itself imports none."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"a program imports {package}, which is not installed")
 
 
 def lab_of(program):
