@@ -251,7 +251,7 @@ KEPT = {
                 self.n, self.next = n, None
 
         CHAIN = last = Link(0)
-        for number in range(1500):
+        for number in range(3000):
             last.next = last = Link(number)
 
         @workflow
