@@ -20,6 +20,7 @@ from stepwise._calls.executors import (
 )
 from stepwise._calls.steps import SentStep, step_of
 from stepwise._execution.active_run import Scope, current_scope
+from stepwise._execution.tasks import background
 from stepwise._runtime.messages import fold, thread_context
 from stepwise._values.preview import preview
 from stepwise.errors import ConfigurationError
@@ -236,7 +237,8 @@ def _send(
             each.elsewhere.prepare()
         executor = find() if waiting else None
         if executor is not None and not hasattr(executor, "connect"):
-            executor.submit(ready)  # so that it starts its processes before there are more threads
+            with background():  # the thread that a pool starts with its first call outlives the run
+                executor.submit(ready)  # its processes are started before there are more threads
     except BaseException:
         _close(begun)
         raise

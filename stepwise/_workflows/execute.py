@@ -373,7 +373,6 @@ def execute(opened: OpenedRun) -> Any:
         finally:
             attempt.leave_scope()
         active.flows.join(active.run_id)
-        _report_threads(active)
         opened.conclude(value)
     report_unused(active)
     return value
@@ -397,7 +396,6 @@ async def execute_async(opened: OpenedRun) -> Any:
             await adrive(opened.failed(error))
             raise
         await _end_others(active, tell=True)
-        _report_threads(active)
         opened.conclude(value)
     report_unused(active)
     return value
@@ -508,21 +506,6 @@ async def _end_others(active: active_run.ActiveRun, *, tell: bool) -> None:
             f"run {active.run_id!r} ended while {len(forgotten)} of its tasks were still running "
             f"({names}); they were cancelled. Await them, or, if they are not part of the run, "
             "start them under `with stepwise.background():`",
-            errors.RunWarning,
-        )
-
-
-def _report_threads(active: active_run.ActiveRun) -> None:
-    """Warn of threads that go on after the workflow: what they still call is never resumed."""
-    if active.parent is not None:
-        return  # the threads of the runs around it are among them
-    names = active.flows.others()
-    if names:
-        warn(
-            f"run {active.run_id!r} ends while {len(names)} of its threads are still running "
-            f"({', '.join(names[:5])}): what they have not done yet is lost if the process dies, "
-            "and a step that they call later raises. Join them before the workflow returns, or, if "
-            "they are not part of the run, start them under `with stepwise.background():`",
             errors.RunWarning,
         )
 

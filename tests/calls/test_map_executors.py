@@ -209,6 +209,22 @@ def test_what_cannot_be_sent(pool):
     assert agent(pid, 1)[0][0] != os.getpid()
 
 
+def test_a_pool_that_starts_in_a_run():
+    """The thread with which a pool starts its processes is no work of the run."""
+    import multiprocessing
+
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+
+        @workflow(run_id="r", retention="all")
+        def agent():
+            found = stepwise.map(pid, [1], executor=pool)
+            again = inner(2)
+            return len(found), again
+
+        assert agent() == (1, 2)
+    assert [each.step for each in stepwise.get_run("r").checkpoints] == [1, 2]
+
+
 def test_outside_a_run(pool):
     """Outside a run, the executor simply executes the function; as for what is no step."""
     ((found, _),) = stepwise.map(pid, [1], executor=pool)
