@@ -42,6 +42,8 @@ if not WHOLE:
 
 # Programs that are killed must have written what they printed, whatever the environment says.
 os.environ["PYTHONUNBUFFERED"] = "1"
+# IPython warns where another virtual environment than its own is activated.
+os.environ.pop("VIRTUAL_ENV", None)
 
 # What an example takes says more of the machine than of the code; our fixtures may be shared.
 hypothesis.settings.register_profile(
