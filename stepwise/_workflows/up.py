@@ -950,7 +950,7 @@ class Supervisor:
         if now is None or waits:
             self._faults.pop(run.key, None)
             self._failed += status in ("failed", "interrupted")
-            if not job.told:
+            if not (job.told or (job.lost and self._is_ending)):
                 how = error_line(preview(error)) if error is not None else ""
                 self._say("ended", run, _waits_for(now) if now is not None else how, status=status)
         elif not job.lost and not self._is_ending:

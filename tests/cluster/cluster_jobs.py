@@ -12,6 +12,7 @@ import time
 
 import stepwise
 from stepwise import Landed, step, tool, workflow
+from stepwise._runtime.interrupts import sigterms
 
 SECONDS = 240
 
@@ -48,12 +49,17 @@ def mark(world, name):
         pass
 
 
-def wait_for_file(world, name):
-    """Wait until somebody makes a file."""
+def wait_until(happened):
+    """Wait until something has happened."""
     end = time.monotonic() + SECONDS
-    while not os.path.exists(os.path.join(world, name)):
+    while not happened():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def wait_for_file(world, name):
+    """Wait until somebody makes a file."""
+    wait_until(lambda: os.path.exists(os.path.join(world, name)))
 
 
 @step
@@ -61,6 +67,8 @@ def work(world, number):
     if os.path.exists(os.path.join(world, f"hold-{number}")):
         note(world, f"holds-{number}")
         wait_for_file(world, "go")
+        if os.path.exists(os.path.join(world, "drains")):
+            wait_until(lambda: sigterms.draining)  # the word comes from the driver, by Ray
     note(world, f"work-{number}")
     return number
 

@@ -137,6 +137,7 @@ def test_it_drains(store, world, tmp_path):
     """SIGTERM lets the steps in progress on the cluster end, and begins no other one."""
     crash(store, world, "drains")
     mark(world, "hold-2")
+    mark(world, "drains")
     logs = tmp_path / "logs"
     with executors(store, 1, "--logs", str(logs)) as (executor,):
         until(lambda: len(pids(world, "holds-2")) == 2)

@@ -418,29 +418,3 @@ def test_idle_costs_do_not_grow_with_the_runs_that_wait(monkeypatch, tmp_path):
     assert few["heads"] == many["heads"] == 2
     assert sum(many.values()) <= 1.5 * sum(few.values())
     assert many["read"] <= 2 * (3 * 20 + 10)
-
-
-class Elsewhere:
-    """An engine of other processes, whose reports are lost."""
-
-    def __init__(self):
-        self.jobs = []
-
-    def begin(self, given):
-        job.options(run_id=given.run.facts.run_id)("x")
-        self.jobs.append(given)
-        return "elsewhere"
-
-    def drain(self):
-        for each in self.jobs:
-            each.end(KeyboardInterrupt(), lost=True)
-
-
-def test_a_run_whose_end_is_not_reported_is_told():
-    """A run that completed elsewhere is reported so, though its process was cut off by an end."""
-    run_id = cut_off("x")
-    engine = Elsewhere()
-    with Staying(engine=engine) as staying:
-        until(lambda: engine.jobs)
-    ended = [each for each in staying.said if each.kind == "ended"]
-    assert [(each.facts.run_id, each.status) for each in ended] == [(run_id, "completed")]
