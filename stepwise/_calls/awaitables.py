@@ -107,7 +107,7 @@ def check_awaited(active: ActiveRun, value: object) -> None:
     Raises:
         NotRecordableError: the message names the call and its line.
     """
-    forgotten = _end(active)
+    forgotten = _give_up_forgotten(active)
     if forgotten:
         what, site = forgotten[0].what, forgotten[0].site
         more = f" (and {len(forgotten) - 1} more)" if len(forgotten) > 1 else ""
@@ -127,7 +127,7 @@ def check_awaited(active: ActiveRun, value: object) -> None:
         )
 
 
-def _end(active: ActiveRun) -> list[Unawaited]:
+def _give_up_forgotten(active: ActiveRun) -> list[Unawaited]:
     forgotten = list(active.unawaited.values())
     active.unawaited.clear()
     for each in forgotten:
@@ -138,26 +138,26 @@ def _end(active: ActiveRun) -> list[Unawaited]:
 _mutex = process_lock()
 _watching: dict[int, int] = {}  # runs, by the thread in which they are executed
 _depths: dict[int, int] = {}  # origin depths of threads before the first run
-_original: Callable[[Any], None] | None = None
+_python_warns: Callable[[Any], None] | None = None
 
 
 @contextmanager
 def noticing_forgotten(active: ActiveRun) -> Iterator[None]:
     """Detect coroutines of steps that die without being awaited, and where they were made."""
     here = threading.get_ident()
-    _watch(here, 1)
+    _watch_coroutines(here, 1)
     try:
         yield
     finally:
         active.frame = None  # a variable in the frame may hold an unrecordable value
-        _watch(here, -1)
+        _watch_coroutines(here, -1)
         if sys.exc_info()[0] is not None:
-            _end(active)
+            _give_up_forgotten(active)
 
 
-def _watch(thread: int, change: int) -> None:
+def _watch_coroutines(thread: int, change: int) -> None:
     """Add a run to the runs of a thread whose coroutines are watched, or remove one."""
-    global _original  # noqa: PLW0603
+    global _python_warns  # noqa: PLW0603
     with _mutex:
         before = _watching.get(thread, 0)
         if not before:
@@ -168,14 +168,14 @@ def _watch(thread: int, change: int) -> None:
             del _watching[thread]
             if not _depths.pop(thread) and threading.get_ident() == thread:
                 sys.set_coroutine_origin_tracking_depth(0)
-        if _watching and _original is None:
-            _original = getattr(warnings, "_warn_unawaited_coroutine", None)
-            if _original is not None:
+        if _watching and _python_warns is None:
+            _python_warns = getattr(warnings, "_warn_unawaited_coroutine", None)
+            if _python_warns is not None:
                 warnings._warn_unawaited_coroutine = _unawaited  # type: ignore[attr-defined]
-        elif not _watching and _original is not None:
+        elif not _watching and _python_warns is not None:
             if warnings._warn_unawaited_coroutine is _unawaited:  # type: ignore[attr-defined]
-                warnings._warn_unawaited_coroutine = _original  # type: ignore[attr-defined]
-            _original = None
+                warnings._warn_unawaited_coroutine = _python_warns  # type: ignore[attr-defined]
+            _python_warns = None
 
 
 def _in_collector() -> bool:
@@ -191,7 +191,7 @@ def _in_collector() -> bool:
 
 def _unawaited(coroutine: Any) -> None:
     """Record a coroutine that dies unawaited; Python calls this instead of its own warning."""
-    original, scope = _original, current_scope()
+    original, scope = _python_warns, current_scope()
     code, origin = getattr(coroutine, "cr_code", None), getattr(coroutine, "cr_origin", None)
     if scope is not None and origin and code in made_by and not _in_collector():
         path, line, _ = next((each for each in origin if not is_ours(each[0])), origin[0])
